@@ -1,0 +1,94 @@
+"""What a scheme does as a function of the offset r = key − query: one curve per head, or one for all heads.
+
+bias               added to the logit
+gain               the factor on q·k; for a vector gain, its mean over the head
+query, key, value  the length of the vector
+rotate             (R_0 x)·(R_r x) / x·x for x = (1, …, 1): how much of a product of equals is left
+embed              cosine between the embeddings of positions p and p + r, p in the middle
+pair               added to the logit when all tokens are alike (q = k = (1, …, 1)), query at p
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from locant.schemes import Scheme, Sum
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity over the offset. values is [heads, offsets]; heads = 1 where all heads share it."""
+
+    spec: str
+    field: str
+    what: str
+    r: list[int]
+    values: list[list[float]]
+
+    def rows(self) -> list[dict[str, str | int | float]]:
+        """Long form, for a csv file."""
+        return [
+            {"scheme": self.spec, "field": self.field, "head": head, "r": r, "value": value}
+            for head, line in enumerate(self.values)
+            for r, value in zip(self.r, line, strict=True)
+        ]
+
+
+WHAT = {
+    "bias": "added to the logit",
+    "gain": "factor on q·k",
+    "query": "length of the vector q meets",
+    "key": "length of the vector k meets",
+    "value": "length of the vector added to v",
+    "rotate": "share of q·k left, q = k",
+    "embed": "cosine of two embeddings",
+    "pair": "added to the logit, tokens alike",
+}
+
+
+@torch.no_grad()
+def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
+    """The curves of a scheme for r from −reach to reach; empty for a scheme that does nothing."""
+    if reach < 1:
+        raise ValueError(f"reach must be at least 1, got {reach}")
+    if scheme.max_length is not None:
+        reach = min(reach, (scheme.max_length - 1) // 2)
+    r = torch.arange(-reach, reach + 1)
+    found: dict[str, Tensor] = {}
+
+    terms = scheme.terms(r)
+    if terms.score is not None:  # the part of the bias that the model's scale multiplies
+        scaled = terms.score * scheme.scale(getattr(scheme, "head_dim", 64))
+        found["bias"] = scaled if terms.bias is None else terms.bias + scaled
+    elif terms.bias is not None:
+        found["bias"] = terms.bias
+    if terms.gain is not None:
+        found["gain"] = terms.gain if terms.gain.ndim == 2 else terms.gain.mean(-1)
+    for name in ("query", "key", "value"):
+        vectors = getattr(terms, name)
+        if vectors is not None:
+            found[name] = vectors.norm(dim=-1)
+
+    here, there = torch.tensor([[reach]]), reach + r[None]
+    ones = torch.ones(1, getattr(scheme, "n_heads", 1), 2 * reach + 1, getattr(scheme, "head_dim", 64))
+    q = ones[:, :, :1]
+    if any(type(part).rotate is not Scheme.rotate for part in _parts(scheme)):
+        turned_q, turned_k = scheme.rotate(q[:, :1], ones[:, :1], here, there)
+        found["rotate"] = (turned_q @ turned_k.mT)[0, :, 0] / ones.shape[-1]
+    if terms.pair is not None:
+        pair = terms.pair(q, ones, here, there, scale=scheme.scale(ones.shape[-1]), visible=None)
+        found["pair"] = pair[0, :, 0]
+    embedded = scheme.embed(there[0])
+    if embedded is not None:
+        found["embed"] = F.cosine_similarity(embedded[reach : reach + 1], embedded)[None]
+    return [
+        Curve(str(scheme), name, WHAT[name], r.tolist(), values.double().tolist()) for name, values in found.items()
+    ]
+
+
+def _parts(scheme: Scheme) -> list[Scheme]:
+    return scheme.schemes() if isinstance(scheme, Sum) else [scheme]

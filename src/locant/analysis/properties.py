@@ -1,0 +1,88 @@
+"""Schemes side by side: parameters for a model's size, and the six properties the TISA paper compares.
+
+The columns are those of Wennberg & Henter 2021 (arXiv 2106.01950). The ticks are not copied from the paper but follow
+from these definitions, each computed from the scheme:
+
+    inductive               takes positions of any size
+    data-driven             has parameters to train
+    parameter-efficient     with its own in each layer, still at most a tenth of a learned absolute table
+    translation-invariant   moving every position by the same amount changes nothing
+    parallelizable          all positions at once, no recurrence along the sequence
+    interpretable           all it does is a curve over the offset, per head: a bias or a scalar gain
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from locant.schemes import SCHEMES, Scheme
+from locant.spec import scheme as from_spec
+
+PROPERTIES = {
+    "inductive": "positions of any size",
+    "data-driven": "has parameters to train",
+    "parameter-efficient": "own in each layer, and still ≤ a tenth of a learned absolute table",
+    "translation-invariant": "a common shift of all positions changes nothing",
+    "parallelizable": "all positions at once",
+    "interpretable": "a curve over the offset is all it does",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    spec: str
+    what: str
+    shared: int  # parameters if all layers share the scheme
+    own: int  # parameters if every layer has its own
+    properties: dict[str, bool]
+
+
+def table(
+    *,
+    length: int = 512,
+    layers: int = 12,
+    n_heads: int = 12,
+    d_model: int = 768,
+    schemes: Mapping[str, type[Scheme]] = SCHEMES,
+) -> list[Row]:
+    """One row per scheme for a model of this size (default: BERT-base). Tables cover the whole length."""
+    if d_model % n_heads:
+        raise ValueError(f"d_model must be a multiple of n_heads; got {d_model} and {n_heads}")
+    rows = []
+    for name, cls in schemes.items():
+        # Where a table is as long as we make it, give it a row for every offset or position of the model.
+        options = {"clip": length - 1, "length": length}
+        takes = inspect.signature(cls).parameters
+        given = ",".join(f"{option}={value}" for option, value in options.items() if option in takes)
+        spec = f"{name}:{given}" if given else name
+        scheme = from_spec(spec, n_heads=n_heads, head_dim=d_model // n_heads, d_model=d_model, schemes=schemes)
+        rows.append(_row(scheme, length, layers, d_model))
+    return rows
+
+
+def _row(scheme: Scheme, length: int, layers: int, d_model: int) -> Row:
+    count = sum(parameter.numel() for parameter in scheme.parameters())
+    embeds = scheme.embed(torch.zeros(1, dtype=torch.long)) is not None  # added once, before the first layer
+    own = count if embeds else count * layers
+    used = set(scheme.terms(torch.arange(-1, 2)).used())
+    gain = scheme.terms(torch.arange(-1, 2)).gain
+    curve = used <= {"bias", "gain"} and (gain is None or gain.ndim == 2)
+    rotates = type(scheme).rotate is not Scheme.rotate
+    return Row(
+        spec=str(scheme),
+        what=(inspect.getdoc(scheme) or "").split(".")[0],
+        shared=count,
+        own=own,
+        properties={
+            "inductive": scheme.max_length is None,
+            "data-driven": count > 0,
+            "parameter-efficient": own <= 0.1 * length * d_model,
+            "translation-invariant": scheme.shift_invariant,
+            "parallelizable": scheme.parallel,
+            "interpretable": curve and not embeds and not rotates,
+        },
+    )

@@ -1,0 +1,138 @@
+"""The reference back end: every term, written as in the equation, in float32 or wider.
+
+    logit_ij = scale · ( (R_i q_i)ᵀ G_r (R_j k_j)  +  q_i·a_r  +  k_j·c_r )  +  b_r  +  pair_ij
+    out_i    = Σ_j softmax(logit)_ij · (v_j + u_r)
+
+It defines what the other back ends must compute; in float64 it is the truth. Queries go through in slices, so that
+no more than a bounded piece of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from locant.attention.request import Request
+
+CHUNK = 2**24
+"""The most elements of a [B, H, rows, Lk, D] tensor at a time."""
+
+
+def unsupported(request: Request) -> str | None:
+    return None
+
+
+def attend(request: Request) -> tuple[Tensor, Tensor | None]:
+    q, k, v = in_full(request)
+    turned = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
+    slices = list(_slices(request))
+    outs, weights = [], []
+    for rows in slices:
+        # Recomputed in the backward pass, or the slices would add up to the whole tensor again.
+        if len(slices) > 1 and torch.is_grad_enabled():
+            out, weight = checkpoint(_attend_rows, request, rows, q, k, v, *turned, use_reentrant=False)
+        else:
+            out, weight = _attend_rows(request, rows, q, k, v, *turned)
+        outs.append(out)
+        if request.need_weights:
+            weights.append(weight)
+    joined = torch.cat(weights, dim=2).to(request.q.dtype) if request.need_weights else None
+    return torch.cat(outs, dim=2).to(request.q.dtype), joined
+
+
+def logits(request: Request) -> Tensor:
+    """[B, H, Lq, Lk] before masking; what the laws in `locant.testing` look at."""
+    q, k, _ = in_full(request)
+    turned = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
+    return _logits(request, slice(None), q, k, *turned)
+
+
+def in_full(request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v in the wide dtype, with the key/value heads repeated for each group of query heads."""
+    groups = request.q.shape[1] // request.k.shape[1]
+    q, k, v = (x.to(request.wide) for x in (request.q, request.k, request.v))
+    return q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+
+
+def _attend_rows(
+    request: Request, rows: slice, q: Tensor, k: Tensor, v: Tensor, turned_q: Tensor, turned_k: Tensor
+) -> tuple[Tensor, Tensor]:
+    logit = _logits(request, rows, q, k, turned_q, turned_k)
+    visible = request.visible(rows)
+    if visible is None:
+        weight = logit.softmax(-1)
+    else:
+        nothing = ~visible.any(-1, keepdim=True)  # a query that sees no key gets zeros, not NaN
+        logit = logit.masked_fill(~visible, -torch.inf).masked_fill(nothing, 0.0)
+        weight = logit.softmax(-1).masked_fill(nothing, 0.0)
+    weight = F.dropout(weight, request.dropout) if request.dropout else weight
+    out = weight @ v.to(weight.dtype)
+    if request.terms.value is not None:
+        # Σ_j p_ij u_r: first gather the weight that falls on each offset, then one product with the table.
+        value = request.terms.value.to(weight.dtype)
+        column = _columns(request, rows, weight)
+        by_offset = weight.new_zeros(*weight.shape[:3], value.shape[1]).scatter_add(-1, column, weight)
+        out = out + by_offset @ value
+    return out, weight
+
+
+def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Tensor) -> Tensor:
+    content, gain = turned_q[:, :, rows], request.terms.gain
+    if gain is None:
+        product = content @ turned_k.mT
+    else:
+        column = request.offsets.columns(request.q_pos, request.k_pos, rows)
+        by_pair = gain.to(content.dtype)[:, column].transpose(0, 1)
+        if gain.ndim == 2:  # [B or 1, H or 1, rows, Lk]
+            product = (content @ turned_k.mT) * by_pair
+        else:  # [B or 1, H or 1, rows, Lk, D]
+            by_pair = by_pair.expand(q.shape[0], q.shape[1], -1, -1, -1)
+            product = torch.einsum("bhid,bhjd,bhijd->bhij", content, turned_k, by_pair)
+    added = added_logits(request, rows, q, k)
+    return request.scale * product if added is None else request.scale * product + added
+
+
+def added_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor | None:
+    """What the terms add to the scaled content product: broadcasts to [B, H, rows, Lk]; None if nothing.
+
+    q and k are unrotated, wide and have all heads, as `in_full` gives them.
+    """
+    terms, total = request.terms, None
+    if terms.bias is not None:
+        column = request.offsets.columns(request.q_pos, request.k_pos, rows)
+        total = _plus(total, terms.bias[:, column].transpose(0, 1))  # [B or 1, H or 1, rows, Lk]
+    if terms.query is not None:
+        by_offset = q[:, :, rows] @ terms.query.mT  # [B, H, rows, R]
+        total = _plus(total, request.scale * by_offset.gather(-1, _columns(request, rows, by_offset)))
+    if terms.key is not None:
+        by_offset = terms.key @ k.mT  # [B, H, R, Lk]
+        total = _plus(total, request.scale * by_offset.gather(-2, _columns(request, rows, by_offset)))
+    if terms.pair is not None:
+        pair = terms.pair(
+            q[:, :, rows], k, request.q_pos[:, rows], request.k_pos, scale=request.scale, visible=request.visible(rows)
+        )
+        total = _plus(total, pair.to(request.wide))
+    return total
+
+
+def _columns(request: Request, rows: slice, like: Tensor) -> Tensor:
+    """The column of every pair, [B, H, rows, Lk], as an index into a tensor with the batch and heads of `like`."""
+    column = request.offsets.columns(request.q_pos, request.k_pos, rows)
+    return column[:, None].expand(like.shape[0], like.shape[1], -1, -1)
+
+
+def _plus(total: Tensor | None, added: Tensor) -> Tensor:
+    return added if total is None else total + added
+
+
+def _slices(request: Request) -> Iterator[slice]:
+    b, h, lq, d = request.q.shape
+    terms = request.terms
+    vectors = terms.pair is not None or (terms.gain is not None and terms.gain.ndim == 3)
+    per_row = b * h * request.k.shape[2] * (d if vectors else 1)
+    step = max(1, CHUNK // per_row)
+    yield from (slice(start, min(start + step, lq)) for start in range(0, lq, step)) if lq else iter([slice(0, 0)])

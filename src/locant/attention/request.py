@@ -1,0 +1,234 @@
+"""One call of `attend`, checked once: what every back end gets.
+
+Shapes: q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], positions [B or 1, L].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from locant.schemes.base import Scheme
+from locant.schemes.nope import Nope
+from locant.terms import Terms
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """The distinct offsets r of a call, and for every (query, key) the column of its own: r[column] = k_pos − q_pos."""
+
+    r: Tensor  # [R], increasing
+    lo: int | Tensor  # r[0] when r is consecutive
+    inverse: Tensor | None  # [B or 1, Lq, Lk] when it is not
+
+    def columns(self, q_pos: Tensor, k_pos: Tensor, rows: slice) -> Tensor:
+        """[B or 1, rows, Lk]"""
+        if self.inverse is not None:
+            return self.inverse[:, rows]
+        return k_pos[:, None, :] - q_pos[:, rows, None] - self.lo
+
+
+@dataclass(frozen=True)
+class Request:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scheme: Scheme
+    terms: Terms  # columns are those of `offsets`; score is folded into bias
+    offsets: Offsets
+    q_pos: Tensor
+    k_pos: Tensor
+    mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]; True = may attend
+    causal: bool
+    scale: float
+    dropout: float
+    need_weights: bool
+    consecutive: bool  # positions are 0 … Lk−1 for the keys and the last Lq of them for the queries
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of tables and softmax."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
+    def visible(self, rows: slice = slice(None)) -> Tensor | None:
+        """Bool, broadcasts to [B, H, rows, Lk]: the mask, and for causal attention k_pos ≤ q_pos."""
+        mask = self.mask
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask[:, :, rows]
+        if not self.causal:
+            return mask
+        past = (self.k_pos[:, None, :] <= self.q_pos[:, rows, None])[:, None]  # [B or 1, 1, rows, Lk]
+        return past if mask is None else past & mask
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scheme: Scheme | None,
+    *,
+    q_pos: Tensor | None = None,
+    k_pos: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+) -> Request:
+    """Checks the arguments of `attend` and builds the terms."""
+    if scheme is None:
+        scheme = Nope()
+    if not isinstance(scheme, Scheme):
+        remedy = f"; build it once with locant.scheme({scheme!r}, …)" if isinstance(scheme, str) else ""
+        raise TypeError(f"scheme must be a locant Scheme or None, got {type(scheme).__name__}{remedy}")
+    _check_tensors(q, k, v)
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+    b, _, lq, d = q.shape
+    lk = k.shape[2]
+
+    consecutive = q_pos is None and k_pos is None
+    q_pos, k_pos = _positions(q_pos, k_pos, b, lq, lk, q.device)
+    offsets = _offsets(q_pos, k_pos, consecutive)
+    scale = scheme.scale(d) if scale is None else float(scale)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    terms = _check_terms(scheme.terms(offsets.r), scheme, q, v, len(offsets.r)).to(wide)
+    if terms.score is not None:
+        inside = scale * terms.score
+        terms = replace(terms, bias=inside if terms.bias is None else terms.bias + inside, score=None)
+    return Request(
+        q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, q_pos=q_pos, k_pos=k_pos,
+        mask=_mask(mask, q, lk), causal=causal, scale=scale, dropout=dropout, need_weights=need_weights,
+        consecutive=consecutive,
+    )  # fmt: skip
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    shapes = f"got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}"
+    if not (q.ndim == k.ndim == v.ndim == 4):
+        raise ValueError(f"q, k and v must be [batch, heads, length, head size]; {shapes}")
+    if not (q.dtype == k.dtype == v.dtype) or q.dtype not in FLOATS:
+        known = ", ".join(str(x).removeprefix("torch.") for x in FLOATS)
+        raise TypeError(f"q, k and v must have one dtype out of {known}; got {q.dtype}, {k.dtype}, {v.dtype}")
+    if not (q.device == k.device == v.device):
+        raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device}, {v.device}")
+    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"q, k and v must have one batch size, and k and v one length and head count; {shapes}")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must have one head size; {shapes}")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"the query heads must be a multiple of the key/value heads; {shapes}")
+    if k.shape[2] == 0:
+        raise ValueError(f"there are no keys to attend to; {shapes}")
+
+
+def _positions(
+    q_pos: Tensor | None, k_pos: Tensor | None, b: int, lq: int, lk: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    if q_pos is not None:
+        q_pos = _check_positions("q_pos", q_pos, b, lq, device)
+    if k_pos is not None:
+        k_pos = _check_positions("k_pos", k_pos, b, lk, device)
+    if k_pos is None:
+        if q_pos is None:
+            k_pos = torch.arange(lk, device=device)[None]
+        elif lq == lk:
+            k_pos = q_pos
+        else:
+            raise ValueError(f"q_pos alone does not say where the {lk} keys are (there are {lq} queries); pass k_pos")
+    if q_pos is None:
+        if lq > lk:
+            raise ValueError(f"{lq} queries for {lk} keys: where are they? pass q_pos and k_pos")
+        q_pos = k_pos[:, lk - lq :]  # the queries are the last of the keys, as in decoding with a cache
+    return q_pos, k_pos
+
+
+def _check_positions(name: str, pos: Tensor, b: int, length: int, device: torch.device) -> Tensor:
+    if not isinstance(pos, Tensor):
+        raise TypeError(f"{name} must be a tensor of integers, got {type(pos).__name__}")
+    if pos.dtype == torch.bool or pos.is_floating_point() or pos.is_complex():
+        raise TypeError(f"{name} must hold integers, got {pos.dtype}; positions between tokens do not exist")
+    if pos.ndim not in (1, 2) or pos.shape[-1] != length or (pos.ndim == 2 and pos.shape[0] not in (1, b)):
+        raise ValueError(f"{name} must be [{length}], or [{b}, {length}] with a row per sequence; got {_shape(pos)}")
+    if pos.device != device:
+        raise ValueError(f"{name} must be on the device of q, {device}; got {pos.device}")
+    return pos.reshape(-1, length).long()
+
+
+def _offsets(q_pos: Tensor, k_pos: Tensor, consecutive: bool) -> Offsets:
+    lq, lk = q_pos.shape[-1], k_pos.shape[-1]
+    device = q_pos.device
+    if consecutive or lq == 0:  # known without looking at the values
+        lo = 1 - lk
+        return Offsets(torch.arange(lo, lo + lq + lk - 1 if lq else lo + 1, device=device), lo, None)
+    lo = int((k_pos.amin(-1) - q_pos.amax(-1)).min())
+    hi = int((k_pos.amax(-1) - q_pos.amin(-1)).max())
+    # Tables over all of a range with large gaps would be mostly unused, and may not fit into memory.
+    if hi - lo < 4 * (lq + lk):
+        return Offsets(torch.arange(lo, hi + 1, device=device), lo, None)
+    r, inverse = torch.unique(k_pos[:, None, :] - q_pos[:, :, None], return_inverse=True)
+    return Offsets(r, int(r[0]), inverse)
+
+
+def _check_terms(terms: Terms, scheme: Scheme, q: Tensor, v: Tensor, n: int) -> Terms:
+    h, d = q.shape[1], q.shape[3]
+    if not isinstance(terms, Terms):
+        raise TypeError(f"{scheme}.terms must return Terms, got {type(terms).__name__}")
+    for name, table in terms.tables().items():
+        size = v.shape[3] if name == "value" else d
+        if table.ndim < 2 or table.shape[1] != n:
+            raise ValueError(f"{scheme}: {name} must have a column for each of the {n} offsets, got {_shape(table)}")
+        if table.shape[0] not in (1, h):
+            raise ValueError(f"{scheme} was built for {table.shape[0]} heads, q has {h}; build it with n_heads={h}")
+        vector = name in ("query", "key", "value") or (name == "gain" and table.ndim == 3)
+        if table.ndim != (3 if vector else 2):
+            raise ValueError(f"{scheme}: {name} must be {'[H, R, D]' if vector else '[H, R]'}, got {_shape(table)}")
+        if vector and table.shape[2] != size:
+            whose = "v" if name == "value" else "q"
+            raise ValueError(
+                f"{scheme} was built for head size {table.shape[2]}, {whose} has {size}; build it with head_dim={size}"
+            )
+        if table.dtype not in (torch.float32, torch.float64):
+            raise TypeError(
+                f"{scheme}: {name} is {table.dtype} but must be float32 or wider; use locant.schemes.base.wide"
+            )
+    return terms
+
+
+def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
+    """[B or 1, H or 1, Lq or 1, Lk or 1]"""
+    if mask is None:
+        return None
+    b, h, lq, _ = q.shape
+    expected = f"[{b}, {lk}] (keys that exist) or anything that broadcasts to [{b}, {h}, {lq}, {lk}]"
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(
+            f"mask must be bool, True where attention is allowed, got {got}; "
+            f"use mask.bool() for 0/1 masks and mask == 0 for additive ones"
+        )
+    if mask.device != q.device:
+        raise ValueError(f"mask must be on the device of q, {q.device}; got {mask.device}")
+    wrong = ValueError(f"mask must be {expected}; got {_shape(mask)}")
+    if mask.ndim == 2:
+        per_key = mask.shape in ((b, lk), (1, lk))
+        per_query = mask.shape in ((lq, lk), (1, lk))
+        if per_key and per_query and mask.shape[0] > 1:
+            raise ValueError(
+                f"a mask of shape {_shape(mask)} could be [batch, keys] or [queries, keys], as both are {b}; "
+                f"write mask[:, None, None, :] or mask[None, None]"
+            )
+        if not (per_key or per_query):
+            raise wrong
+        mask = mask[:, None, None, :] if per_key else mask[None, None]
+    if mask.ndim != 4 or any(got not in (1, full) for got, full in zip(mask.shape, (b, h, lq, lk), strict=True)):
+        raise wrong
+    return mask.expand(-1, -1, -1, lk)
+
+
+def _shape(x: Tensor) -> str:
+    return str(list(x.shape))

@@ -1,0 +1,61 @@
+"""Curves over the offset, as a picture file and as a small plot in the terminal."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from locant.analysis.curve import Curve
+
+
+def draw(curves: list[Curve], path: Path) -> None:
+    """One panel per curve, one line per head from dark (first) to light (last)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(3, len(curves))
+    rows = -(-len(curves) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.1 * rows), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(curves) :]:
+        axis.set_visible(False)
+    for axis, curve in zip(axes.flat, curves, strict=False):
+        heads = len(curve.values)
+        for head, line in enumerate(curve.values):
+            colour = plt.get_cmap("viridis")(0.9 * head / max(heads - 1, 1))
+            axis.plot(curve.r, line, color=colour, linewidth=1.3, label=f"head {head + 1}")
+        axis.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+        axis.set_title(curve.spec, fontsize=10)
+        axis.set_ylabel(curve.what, fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+        note = f"{heads} heads, dark to light" if heads > 1 else "one curve for all heads"
+        axis.text(0.98, 0.98, note, transform=axis.transAxes, fontsize=7, color="0.45", ha="right", va="top")
+    figure.supxlabel("offset r = key position − query position", fontsize=9)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def write_csv(curves: list[Curve], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=["scheme", "field", "head", "r", "value"])
+        writer.writeheader()
+        for curve in curves:
+            writer.writerows(curve.rows())
+
+
+def in_terminal(curve: Curve, *, width: int = 76, height: int = 12) -> str:
+    """A plot in characters; at most four heads, or it cannot be read."""
+    import plotext
+
+    heads = len(curve.values)
+    shown = sorted({round(step * (heads - 1) / 3) for step in range(4)})
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plotsize(width, height)
+    for marker, head in zip("•x+o", shown, strict=False):
+        name = f"head {head + 1} of {heads}" if heads > 1 else "all heads"
+        plotext.plot(curve.r, curve.values[head], marker=marker, label=name)
+    plotext.title(f"{curve.spec}: {curve.what}")
+    return str(plotext.uncolorize(plotext.build()))

@@ -1,0 +1,63 @@
+"""CoPE: positions counted by content. Golovneva et al. 2024, arXiv 2405.18719.
+
+    gate_it = σ(scale · q_i·k_t)        p_ij = Σ_{t from j on, seen by i} gate_it        logit_ij += q_i·table[p_ij]
+
+with p capped at positions − 1 and the table interpolated linearly between whole numbers. In causal attention t runs
+from j to i: the number of tokens since j that count. Where a query also sees later keys the sum goes on to the last
+of them, as in the published code.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from locant.schemes.base import Scheme, check_int, wide
+from locant.schemes.table import table_heads
+from locant.terms import Terms
+
+
+class Cope(Scheme):
+    """Contextual positions. Parameters: positions · head_dim, × n_heads with heads=own. Starts at zero effect."""
+
+    pairwise = False
+
+    def __init__(self, *, positions: int = 64, heads: str = "shared", n_heads: int, head_dim: int) -> None:
+        super().__init__()
+        check_int(self, "positions", positions, at_least=2)
+        check_int(self, "head_dim", head_dim, at_least=1)
+        self.positions, self.heads = positions, heads
+        self.n_heads, self.head_dim = n_heads, head_dim
+        self.table = nn.Parameter(torch.zeros(table_heads(self, 1, heads, n_heads), positions, head_dim))
+
+    def terms(self, r: Tensor) -> Terms:
+        return Terms(pair=self.pair)
+
+    def pair(
+        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float, visible: Tensor | None
+    ) -> Tensor:
+        gates = torch.sigmoid(scale * (q @ k.mT))  # [B, H, Lq, Lk]
+        if visible is not None:
+            gates = gates * visible
+        # Keys in the order of their positions, then sums from the last one back. Keys that share a position share
+        # the sum: `first` is where a key's position begins in that order.
+        order = k_pos.argsort(dim=-1)  # [B or 1, Lk]
+        first = torch.searchsorted(k_pos.gather(-1, order), k_pos.contiguous())
+        gates = gates.gather(-1, _as_keys(order, gates))
+        counted = gates.flip(-1).cumsum(-1).flip(-1).gather(-1, _as_keys(first, gates))
+        counted = counted.clamp(max=self.positions - 1)
+
+        at_whole = q @ wide(self.table).mT  # [B, H, Lq, positions]
+        below = counted.detach().floor()
+        part = counted - below
+        below_index = below.long()
+        above_index = (below_index + 1).clamp(max=self.positions - 1)
+        return at_whole.gather(-1, below_index) * (1 - part) + at_whole.gather(-1, above_index) * part
+
+    def parameter_count(self) -> int:
+        return (1 if self.heads == "shared" else self.n_heads) * self.positions * self.head_dim
+
+
+def _as_keys(index: Tensor, like: Tensor) -> Tensor:
+    """[B or 1, Lk] as an index into the last dimension of [B, H, Lq, Lk]."""
+    return index[:, None, None, :].expand_as(like)

@@ -1,0 +1,51 @@
+"""FIRE: a small network of the interpolated distance. Li et al. 2024, arXiv 2310.04418.
+
+    logit_ij = scale · q_i·k_j + MLP_h( ln(c·|r| + 1) / ln(c·max(T, i) + 1) )        c, T > 0 learned
+
+The query's own position i in the denominator keeps the input within [0, 1] for a causal model of any length; it
+also makes FIRE not shift-invariant. T = |threshold| · length.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from locant.schemes.base import Scheme, check_int, wide
+from locant.terms import Terms
+
+
+class Fire(Scheme):
+    """Functional interpolation. Parameters: 2 + 2·width + (width + 1) · n_heads."""
+
+    shift_invariant = False
+
+    def __init__(self, *, width: int = 32, length: int = 512, n_heads: int) -> None:
+        super().__init__()
+        check_int(self, "width", width, at_least=1)
+        check_int(self, "length", length, at_least=1)
+        check_int(self, "n_heads", n_heads, at_least=1)
+        self.width, self.length, self.n_heads = width, length, n_heads
+        self.c = nn.Parameter(torch.tensor(0.1))
+        self.threshold = nn.Parameter(torch.tensor(1.0))
+        self.hidden = nn.Linear(1, width)
+        self.out = nn.Linear(width, n_heads)
+
+    def terms(self, r: Tensor) -> Terms:
+        return Terms(pair=self.pair)
+
+    def pair(
+        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float, visible: Tensor | None
+    ) -> Tensor:
+        c = wide(self.c).abs() + 1e-6  # never 0/0
+        threshold = wide(self.threshold).abs() * self.length
+        distance = (k_pos[:, None, :] - q_pos[:, :, None]).abs()  # [B or 1, Lq, Lk]
+        limit = torch.maximum(threshold, q_pos.to(c.dtype)).clamp(min=1.0)[:, :, None]
+        share = torch.log(c * distance + 1) / torch.log(c * limit + 1)
+        hidden = F.relu(F.linear(share[..., None], wide(self.hidden.weight), wide(self.hidden.bias)))
+        out = F.linear(hidden, wide(self.out.weight), wide(self.out.bias))  # [B or 1, Lq, Lk, H]
+        return out.movedim(-1, 1)
+
+    def parameter_count(self) -> int:
+        return 2 + 2 * self.width + (self.width + 1) * self.n_heads

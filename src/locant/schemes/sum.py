@@ -1,0 +1,81 @@
+"""Several schemes at once: `Sum(Tisa(...), Learned(...))`, or `tisa:kernels=5+learned:length=512`.
+
+Embeddings, biases and relative terms add, rotations chain, gains multiply.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from locant.schemes.base import DIMS, Scheme
+from locant.terms import Terms
+
+
+class Sum(Scheme):
+    """The sum of its parts. Parameters: the sum of theirs."""
+
+    def __init__(self, *parts: Scheme) -> None:
+        super().__init__()
+        if not parts or not all(isinstance(part, Scheme) for part in parts):
+            raise TypeError(f"Sum needs one scheme or more, got {[type(part).__name__ for part in parts]}")
+        flat = [inner for part in parts for inner in (part.schemes() if isinstance(part, Sum) else [part])]
+        for dim in DIMS:
+            sizes = {str(part): getattr(part, dim) for part in flat if hasattr(part, dim)}
+            if len(set(sizes.values())) > 1:
+                raise ValueError(f"the parts of a Sum must belong to one model; {dim} differs: {sizes}")
+        self.parts = nn.ModuleList(flat)
+        for dim in DIMS:  # a Sum has the dimensions its parts have
+            for part in flat:
+                if hasattr(part, dim):
+                    setattr(self, dim, getattr(part, dim))
+        # A vector gain does not commute with rotations: (R_i q)ᵀ diag(g_r) (R_j k) depends on i and j, not on r alone.
+        mixed = any(_rotates(part) for part in flat) and any(_has_vector_gain(part) for part in flat)
+        self.shift_invariant = all(part.shift_invariant for part in flat) and not mixed
+        self.pairwise = all(part.pairwise for part in flat)
+        self.max_length = min((part.max_length for part in flat if part.max_length is not None), default=None)
+
+    def schemes(self) -> list[Scheme]:
+        return [part for part in self.parts if isinstance(part, Scheme)]
+
+    def embed(self, pos: Tensor) -> Tensor | None:
+        total = None
+        for part in self.schemes():
+            added = part.embed(pos)
+            if added is not None:
+                total = added if total is None else total + added
+        return total
+
+    def rotate(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
+        for part in self.schemes():
+            q, k = part.rotate(q, k, q_pos, k_pos)
+        return q, k
+
+    def terms(self, r: Tensor) -> Terms:
+        total = Terms()
+        for part in self.schemes():
+            total = total + part.terms(r)
+        return total
+
+    def scale(self, head_dim: int) -> float:
+        usual = super().scale(head_dim)
+        own = {part.scale(head_dim) for part in self.schemes()} - {usual}
+        if len(own) > 1:
+            raise ValueError(f"{self}: the parts want different logit scales {sorted(own)}; pass scale= to attend")
+        return own.pop() if own else usual
+
+    def parameter_count(self) -> int:
+        return sum(part.parameter_count() for part in self.schemes())
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.parts))
+
+
+def _rotates(scheme: Scheme) -> bool:
+    return type(scheme).rotate is not Scheme.rotate
+
+
+def _has_vector_gain(scheme: Scheme) -> bool:
+    with torch.no_grad():
+        gain = scheme.terms(torch.zeros(1, dtype=torch.long)).gain
+    return gain is not None and gain.ndim == 3

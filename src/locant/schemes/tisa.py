@@ -1,0 +1,63 @@
+"""TISA, translation-invariant self-attention. Wennberg & Henter, ACL 2021, arXiv 2106.01950.
+
+    logit_ij = scale · q_i·k_j + f(r)        f(r) = Σ_s amplitude_s · exp(−|sharpness_s| · (r − offset_s)²)
+
+A few Gaussian bumps over the offset for every head: any length, three numbers per bump, readable as a curve.
+`kernels=0` is no position at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from locant.schemes.base import Scheme, check_int, wide
+from locant.terms import Terms
+
+
+class Tisa(Scheme):
+    """Radial basis functions of the offset. Parameters: 3 · kernels · n_heads."""
+
+    def __init__(self, *, kernels: int = 5, n_heads: int) -> None:
+        super().__init__()
+        check_int(self, "kernels", kernels, at_least=0)
+        check_int(self, "n_heads", n_heads, at_least=1)
+        self.kernels, self.n_heads = kernels, n_heads
+        # The authors' initialisation.
+        self.amplitude = nn.Parameter(0.1 + 0.01 * torch.randn(n_heads, kernels))
+        self.sharpness = nn.Parameter(0.1 + 0.01 * torch.randn(n_heads, kernels))
+        self.offset = nn.Parameter(5.0 * torch.randn(n_heads, kernels))
+
+    def terms(self, r: Tensor) -> Terms:
+        amplitude, sharpness, offset = (wide(x)[:, None, :] for x in (self.amplitude, self.sharpness, self.offset))
+        distance = r[None, :, None] - offset  # [H, R, kernels]
+        return Terms(bias=(amplitude * torch.exp(-sharpness.abs() * distance**2)).sum(-1))
+
+    def parameter_count(self) -> int:
+        return 3 * self.kernels * self.n_heads
+
+    @classmethod
+    def from_published(cls, state: Mapping[str, Tensor]) -> Tisa:
+        """A scheme with the behaviour of the authors' published module.
+
+        Their code evaluates the kernels at i − j − 1 = −r − 1, mirrored and shifted by one against the paper:
+        (−r − 1 − c)² = (r − (−c − 1))², so the same curve has offset −(c + 1). `state` is the module's
+        state_dict: kernel_offsets, kernel_amplitudes, kernel_sharpness, each [kernels, n_heads].
+        """
+        offsets = state["kernel_offsets"]
+        scheme = cls(kernels=offsets.shape[0], n_heads=offsets.shape[1]).to(offsets)
+        with torch.no_grad():
+            scheme.offset.copy_(-(offsets.mT + 1))
+            scheme.amplitude.copy_(state["kernel_amplitudes"].mT)
+            scheme.sharpness.copy_(state["kernel_sharpness"].mT)
+        return scheme
+
+    def to_published(self) -> dict[str, Tensor]:
+        """The state_dict of the authors' published module with this scheme's behaviour."""
+        return {
+            "kernel_offsets": -(self.offset.detach().mT + 1),
+            "kernel_amplitudes": self.amplitude.detach().mT.clone(),
+            "kernel_sharpness": self.sharpness.detach().mT.clone(),
+        }
