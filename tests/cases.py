@@ -47,7 +47,7 @@ SPECS = [
     "rope:scaling=yarn,factor=4,original=16,theta=50",
     "rope:scaling=llama3,factor=8,original=32",
     "xpos",
-    "xpos:layout=half,base=16,gamma=0.3",
+    "xpos:layout=half,base=600,gamma=0.3",
     "kerple",
     "kerple:kind=power",
     "sandwich:width=16",

@@ -91,6 +91,8 @@ def prepare(
     b, _, lq, d = q.shape
     lk = k.shape[2]
 
+    _check_dimensions(scheme, q)
+
     consecutive = q_pos is None and k_pos is None
     q_pos, k_pos = _positions(q_pos, k_pos, b, lq, lk, q.device)
     offsets = _offsets(q_pos, k_pos, consecutive)
@@ -105,6 +107,14 @@ def prepare(
         mask=_mask(mask, q, lk), causal=causal, scale=scale, dropout=dropout, need_weights=need_weights,
         consecutive=consecutive,
     )  # fmt: skip
+
+
+def _check_dimensions(scheme: Scheme, q: Tensor) -> None:
+    """A scheme that was built for another model, before it fails in its own words or, worse, broadcasts."""
+    for dim, what, size in (("n_heads", "{} heads", q.shape[1]), ("head_dim", "head size {}", q.shape[3])):
+        built = getattr(scheme, dim, size)
+        if built != size:
+            raise ValueError(f"{scheme} was built for {what.format(built)}, q has {size}; build it with {dim}={size}")
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -183,15 +193,13 @@ def _check_terms(terms: Terms, scheme: Scheme, q: Tensor, v: Tensor, n: int) -> 
         if table.ndim < 2 or table.shape[1] != n:
             raise ValueError(f"{scheme}: {name} must have a column for each of the {n} offsets, got {_shape(table)}")
         if table.shape[0] not in (1, h):
-            raise ValueError(f"{scheme} was built for {table.shape[0]} heads, q has {h}; build it with n_heads={h}")
+            raise ValueError(f"{scheme}: {name} must be for 1 head (shared) or {h}, got {_shape(table)}")
         vector = name in ("query", "key", "value") or (name == "gain" and table.ndim == 3)
         if table.ndim != (3 if vector else 2):
             raise ValueError(f"{scheme}: {name} must be {'[H, R, D]' if vector else '[H, R]'}, got {_shape(table)}")
         if vector and table.shape[2] != size:
             whose = "v" if name == "value" else "q"
-            raise ValueError(
-                f"{scheme} was built for head size {table.shape[2]}, {whose} has {size}; build it with head_dim={size}"
-            )
+            raise ValueError(f"{scheme}: {name} must have the head size of {whose}, {size}; got {_shape(table)}")
         if table.dtype not in (torch.float32, torch.float64):
             raise TypeError(
                 f"{scheme}: {name} is {table.dtype} but must be float32 or wider; use locant.schemes.base.wide"

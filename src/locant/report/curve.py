@@ -26,12 +26,13 @@ def draw(curves: list[Curve], path: Path) -> None:
             colour = plt.get_cmap("viridis")(0.9 * head / max(heads - 1, 1))
             axis.plot(curve.r, line, color=colour, linewidth=1.3, label=f"head {head + 1}")
         axis.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-        axis.set_title(curve.spec, fontsize=10)
+        axis.set_title(curve.spec, fontsize=10, loc="left")
+        axis.set_title(
+            f"{heads} heads, dark to light" if heads > 1 else "all heads", fontsize=7, color="0.45", loc="right"
+        )
         axis.set_ylabel(curve.what, fontsize=8)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-        note = f"{heads} heads, dark to light" if heads > 1 else "one curve for all heads"
-        axis.text(0.98, 0.98, note, transform=axis.transAxes, fontsize=7, color="0.45", ha="right", va="top")
     figure.supxlabel("offset r = key position − query position", fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)

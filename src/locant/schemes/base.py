@@ -34,6 +34,8 @@ class Scheme(nn.Module):
     """Moving every position by the same amount changes nothing."""
     pairwise: bool = True
     """The logit of (i, j) depends on the tokens and positions i and j alone, not on other keys."""
+    incremental: bool = True
+    """Decoding one query at a time equals the full pass: later keys do not change what earlier queries see."""
     parallel: ClassVar[bool] = True
     """All positions are computed at once, without a recurrence along the sequence."""
     max_length: int | None = None

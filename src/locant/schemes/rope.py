@@ -9,12 +9,13 @@ Scalings, for models that read past the length they were trained at (`original`)
 
     linear      positions divided by factor                                    Chen et al. 2023, arXiv 2306.15595
     ntk         theta · factor^(d/(d−2)), at every length                      bloc97 2023
-    dynamic     theta · (factor·n/original − factor + 1)^(d/(d−2)), n > original the row's length: not shift-invariant
+    dynamic     theta · (factor·n/original − factor + 1)^(d/(d−2)), n > original the row's length
     yarn        slow waves divided by factor, fast ones kept, a ramp between   Peng et al. 2023, arXiv 2309.00071
     llama3      the same idea with Llama 3.1's ramp over wavelengths
 
-`dynamic` takes the length of each row of the batch by itself (its largest position + 1), so that a row's answer
-does not depend on its neighbours in the batch.
+`dynamic` makes every angle depend on the final length: it is neither shift-invariant nor, past `original`, the same
+when decoding one token at a time. It takes the length of each row of the batch by itself (its largest position + 1),
+so that a row's answer does not depend on its neighbours in the batch.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Rope(Scheme):
         check_even(self, f"head_dim · partial = {head_dim} · {partial:g}", self.rotary_dim)
         if self.rotary_dim < 4 and scaling in ("ntk", "dynamic"):
             raise ValueError(f"rope: scaling={scaling} needs at least 4 rotated dimensions, got {self.rotary_dim}")
-        self.shift_invariant = scaling != "dynamic"
+        # dynamic: the final length changes every angle
+        self.shift_invariant = self.pairwise = self.incremental = scaling != "dynamic"
 
     def frequencies(self, length: Tensor) -> Tensor:
         """Radians per position for each pair: [pairs], or [B or 1, 1, pairs] where they depend on the length."""

@@ -21,9 +21,10 @@ class Sum(Scheme):
             raise TypeError(f"Sum needs one scheme or more, got {[type(part).__name__ for part in parts]}")
         flat = [inner for part in parts for inner in (part.schemes() if isinstance(part, Sum) else [part])]
         for dim in DIMS:
-            sizes = {str(part): getattr(part, dim) for part in flat if hasattr(part, dim)}
-            if len(set(sizes.values())) > 1:
-                raise ValueError(f"the parts of a Sum must belong to one model; {dim} differs: {sizes}")
+            sizes = [(str(part), getattr(part, dim)) for part in flat if hasattr(part, dim)]
+            if len({size for _, size in sizes}) > 1:
+                spelled = ", ".join(f"{part} has {size}" for part, size in sizes)
+                raise ValueError(f"the parts of a Sum must belong to one model; {dim} differs: {spelled}")
         self.parts = nn.ModuleList(flat)
         for dim in DIMS:  # a Sum has the dimensions its parts have
             for part in flat:
@@ -33,6 +34,7 @@ class Sum(Scheme):
         mixed = any(_rotates(part) for part in flat) and any(_has_vector_gain(part) for part in flat)
         self.shift_invariant = all(part.shift_invariant for part in flat) and not mixed
         self.pairwise = all(part.pairwise for part in flat)
+        self.incremental = all(part.incremental for part in flat)
         self.max_length = min((part.max_length for part in flat if part.max_length is not None), default=None)
 
     def schemes(self) -> list[Scheme]:

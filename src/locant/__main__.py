@@ -1,0 +1,3 @@
+from locant.cli import app
+
+app()

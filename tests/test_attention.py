@@ -1,0 +1,261 @@
+"""attend: back ends, positions, masks, dtypes and gradients."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import locant
+from locant.attention import eager
+from tests import cases
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+FOLDABLE = [spec for spec in cases.SPECS if not spec.startswith("huang") or spec.startswith("huang4")]
+FOLDABLE = [spec for spec in FOLDABLE if not spec.startswith("shaw") or "values=false" in spec]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_without_a_scheme_it_is_plain_attention(causal):
+    q, k, v = cases.tensors()
+    theirs = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    for impl in ("auto", "eager", "sdpa"):
+        torch.testing.assert_close(locant.attend(q, k, v, causal=causal, impl=impl), theirs)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_property_back_ends_agree(data):
+    """Output and every gradient of sdpa equal eager's, for random shapes, positions, masks and dropout 0."""
+    spec = data.draw(st.sampled_from(FOLDABLE))
+    kv, groups = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
+    lq, lk = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    if "free=2" in spec:
+        kv = 2
+    scheme = cases.build(spec, n_heads=kv * groups)
+    inputs = [x.requires_grad_() for x in cases.tensors(h=kv * groups, kv=kv, lq=lq, lk=lk)]
+    causal = data.draw(st.booleans())
+    mask = torch.rand(2, 1, lq, lk) < 0.6 if data.draw(st.booleans()) else None
+    q_pos, k_pos = torch.randint(0, 40, (2, lq)), torch.randint(0, 40, (1, lk))
+    if data.draw(st.booleans()) and lq <= lk:
+        q_pos = k_pos = None
+    target = torch.randn(2, kv * groups, lq, 8, dtype=torch.float64)
+    results = []
+    for impl in ("eager", "sdpa"):
+        out = locant.attend(*inputs, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, causal=causal, impl=impl)
+        leaves = [*inputs, *scheme.parameters()]
+        results.append((out, *torch.autograd.grad((out * target).sum(), leaves, allow_unused=True)))
+    for ours, truth in zip(results[1], results[0], strict=True):
+        assert (ours is None) == (truth is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, truth, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spec", cases.SPECS)
+def test_dtypes(spec, dtype):
+    """The error against float64 on the same rounded inputs is that of plain attention in this dtype, not more."""
+    scheme = cases.build(spec).to(dtype)
+    q, k, v = cases.tensors(dtype=dtype)
+    pos = torch.arange(9) + 50
+    wide = [x.double() for x in (q, k, v)]
+    scheme64 = locant.scheme(str(scheme), n_heads=4, head_dim=8, d_model=32).double()
+    scheme64.load_state_dict(scheme.state_dict())
+    truth = locant.attend(*wide, scheme64, q_pos=pos, k_pos=pos, causal=True, impl="eager")
+    plain = F.scaled_dot_product_attention(q, k, v, is_causal=True).double()
+    allowed = 3 * (plain - F.scaled_dot_product_attention(*wide, is_causal=True)).abs().max()
+    allowed = allowed + 30 * torch.finfo(dtype).eps  # the rotated q and k, and the output, round as well
+    for impl in ("auto", "eager"):
+        out = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, causal=True, impl=impl)
+        assert out.dtype == dtype
+        assert (out.double() - truth).abs().max() < allowed
+
+
+@pytest.mark.parametrize("impl", ["eager", "sdpa"])
+def test_tables_are_not_rounded_to_half_precision(impl):
+    """−m·|r| at r = 1001 is not a bfloat16 number; with q = 0 the weights are the softmax of the table alone."""
+    scheme = locant.scheme("alibi", n_heads=8)
+    q = torch.zeros(1, 8, 1, 4, dtype=torch.bfloat16)
+    k, v = torch.zeros(1, 8, 2, 4, dtype=torch.bfloat16), torch.tensor([0.0, 1.0]).view(1, 1, 2, 1).expand(1, 8, 2, 4)
+    pos = torch.tensor([1001, 1000])
+    out = locant.attend(q, k, v.bfloat16(), scheme, q_pos=torch.tensor([2002]), k_pos=pos, impl=impl)
+    slope = 2.0**-1
+    expected = torch.tensor([math.exp(-slope) / (1 + math.exp(-slope))]).bfloat16()
+    assert out[0, 0, 0, 0] == expected  # in bfloat16 both biases would be −500
+
+
+@pytest.mark.parametrize("impl", ["eager", "sdpa"])
+@pytest.mark.parametrize("spec", ["nope", "tisa", "huang4:clip=3", "rope", "cope:positions=4"])
+def test_a_query_that_sees_nothing_gets_zeros_and_no_nan_gradient(spec, impl):
+    scheme = cases.build(spec)
+    q, k, v = (x.requires_grad_() for x in cases.tensors())
+    mask = torch.ones(2, 1, 9, 9, dtype=torch.bool)
+    mask[0, :, 4] = False
+    mask[1] = False
+    out = locant.attend(q, k, v, scheme, mask=mask, impl=impl)
+    assert torch.equal(out[0, :, 4], torch.zeros_like(out[0, :, 4]))
+    assert torch.equal(out[1], torch.zeros_like(out[1]))
+    assert (out[0, :, 3] != 0).all()
+    grads = torch.autograd.grad(out.square().sum(), [q, k, v, *scheme.parameters()], allow_unused=True)
+    assert all(grad.isfinite().all() for grad in grads if grad is not None)
+    assert torch.equal(grads[0][1], torch.zeros_like(grads[0][1]))
+
+
+def test_positions_by_default_are_those_of_decoding():
+    scheme = cases.build("tisa+huang4:clip=3+rope")
+    q, k, v = cases.tensors(lq=3, lk=9)
+    for impl in ("eager", "sdpa"):
+        default = locant.attend(q, k, v, scheme, causal=True, impl=impl)
+        spelled = locant.attend(
+            q, k, v, scheme, q_pos=torch.arange(6, 9), k_pos=torch.arange(9), causal=True, impl=impl
+        )
+        torch.testing.assert_close(default, spelled)
+        keys_only = locant.attend(q, k, v, scheme, k_pos=torch.arange(9) + 4, causal=True, impl=impl)
+        torch.testing.assert_close(default, keys_only)
+
+
+def test_packed_sequences_equal_separate_ones():
+    scheme = cases.build("tisa+huang4:clip=3+rope")
+    q, k, v = cases.tensors(b=1, lq=9, lk=9)
+    pos = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4])
+    block = torch.zeros(9, 9, dtype=torch.bool)
+    block[:4, :4] = block[4:, 4:] = True
+    for impl in ("eager", "sdpa"):
+        packed = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, mask=block, causal=True, impl=impl)
+        for part in (slice(0, 4), slice(4, 9)):
+            alone = locant.attend(*(x[:, :, part] for x in (q, k, v)), scheme, causal=True, impl=impl)
+            torch.testing.assert_close(packed[:, :, part], alone)
+
+
+def test_left_padding_equals_the_unpadded_row():
+    scheme = cases.build("shaw:clip=3+xl")
+    q, k, v = cases.tensors(b=2)
+    pos = torch.tensor([[0, 0, 0, 0, 1, 2, 3, 4, 5], list(range(9))])
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[0, :3] = False
+    padded = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, mask=mask, causal=True)
+    alone = locant.attend(*(x[:1, :, 3:] for x in (q, k, v)), scheme, causal=True)
+    torch.testing.assert_close(padded[:1, :, 3:], alone)
+    torch.testing.assert_close(padded[1:], locant.attend(*(x[1:] for x in (q, k, v)), scheme, causal=True))
+
+
+def test_mask_shapes_mean_the_same():
+    q, k, v = cases.tensors(b=2, lq=4, lk=6)
+    keys = torch.rand(2, 6) < 0.7
+    keys[:, 0] = True
+    one = locant.attend(q, k, v, mask=keys)
+    torch.testing.assert_close(locant.attend(q, k, v, mask=keys[:, None, None, :]), one)
+    torch.testing.assert_close(locant.attend(q, k, v, mask=keys[:, None, None, :].expand(2, 4, 4, 6)), one)
+    queries = torch.rand(4, 6) < 0.7
+    torch.testing.assert_close(locant.attend(q, k, v, mask=queries), locant.attend(q, k, v, mask=queries[None, None]))
+
+
+def test_grouped_heads_equal_repeated_ones():
+    q, k, v = cases.tensors(h=4, kv=2)
+    repeated = [x.repeat_interleave(2, dim=1) for x in (k, v)]
+    for spec in ("huang4:clip=3,heads=own", "tisa", "rope", "xl"):
+        scheme = cases.build(spec)
+        for impl in ("eager", "sdpa"):
+            torch.testing.assert_close(
+                locant.attend(q, k, v, scheme, impl=impl), locant.attend(q, *repeated, scheme, impl=impl)
+            )
+
+
+def test_head_size_of_values_may_differ():
+    q, k, _ = cases.tensors()
+    v = torch.randn(2, 4, 9, 5, dtype=torch.float64)
+    scheme = cases.build("tisa")
+    out, weights = locant.attend(q, k, v, scheme, need_weights=True)
+    torch.testing.assert_close(out, weights @ v)
+
+
+@pytest.mark.parametrize("spec", ["huang3:clip=3", "shaw:clip=3", "tisa", "fire:width=6", "huang4:clip=3+rope", "cope"])
+def test_eager_in_slices_equals_eager_at_once(spec, monkeypatch):
+    scheme = cases.build(spec)
+    inputs = [x.requires_grad_() for x in cases.tensors()]
+    mask = torch.rand(2, 1, 9, 9) < 0.7
+    results = []
+    for chunk in (2**24, 1500):
+        monkeypatch.setattr(eager, "CHUNK", chunk)
+        out, weights = locant.attend(*inputs, scheme, mask=mask, causal=True, need_weights=True)
+        grads = torch.autograd.grad(out.square().sum(), [*inputs, *scheme.parameters()], allow_unused=True)
+        results.append((out, weights, *grads))
+    for once, sliced in zip(*results, strict=True):
+        torch.testing.assert_close(once, sliced)
+
+
+def test_eager_never_holds_the_whole_of_l_l_d():
+    """huang3 at L = 512, forward and backward: no tensor has the size of [H, L, L, D]."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, tuple) else (out,):
+                if isinstance(x, torch.Tensor):
+                    self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+            return out
+
+    scheme = locant.scheme("huang3", n_heads=2, head_dim=64)
+    q, k, v = (x.requires_grad_() for x in cases.tensors(b=1, h=2, kv=2, lq=512, lk=512, d=64, dtype=torch.float32))
+    whole = 2 * 512 * 512 * 64
+    with Largest() as watched:
+        locant.attend(q, k, v, scheme, impl="eager").sum().backward()
+    assert whole > eager.CHUNK
+    assert watched.elements <= eager.CHUNK
+
+
+def test_weights_sum_to_one_and_dropout_acts():
+    q, k, v = cases.tensors()
+    scheme = cases.build("tisa").requires_grad_(False)
+    _, weights = locant.attend(q, k, v, scheme, causal=True, need_weights=True)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    assert (weights.triu(1) == 0).all()
+    for impl in ("eager", "sdpa"):
+        torch.manual_seed(1)
+        outs = [locant.attend(q, k, torch.ones_like(v), scheme, dropout=0.5, impl=impl) for _ in range(200)]
+        mean = torch.stack(outs).mean(0)
+        assert outs[0].std() > 0.1
+        assert float(mean.mean()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_autocast_does_not_lower_the_tables():
+    scheme = cases.build("xl").float()
+    q, k, v = cases.tensors(dtype=torch.float32)
+    plain = locant.attend(q, k, v, scheme, impl="eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(locant.attend(q, k, v, scheme, impl="eager"), plain)
+
+
+@pytest.mark.parametrize("spec", ["tisa", "t5", "alibi", "huang4", "rope", "xl", "kerple", "shaw", "huang3", "fire"])
+def test_torch_compile_sees_one_graph(spec):
+    scheme = cases.build(spec).float()
+    q, k, v = cases.tensors(dtype=torch.float32)
+
+    def run(q, k, v):
+        return locant.attend(q, k, v, scheme, causal=True)
+
+    torch.compiler.reset()
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), run(q, k, v))
+
+
+def test_offsets_wider_than_memory():
+    """Two tokens ten million apart: a table over all offsets between them would be gigabytes."""
+    scheme = cases.build("huang4:clip=3").float()
+    q, k, v = cases.tensors(lq=2, lk=2, dtype=torch.float32)
+    pos = torch.tensor([0, 10_000_000])
+    far = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos)
+    near = locant.attend(q, k, v, scheme, q_pos=pos.clamp(max=3), k_pos=pos.clamp(max=3))
+    torch.testing.assert_close(far, near)
+
+
+def test_no_queries():
+    q, k, v = cases.tensors(lq=0)
+    for impl in ("eager", "sdpa"):
+        assert locant.attend(q, k, v, cases.build("tisa"), impl=impl).shape == (2, 4, 0, 8)

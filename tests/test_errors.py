@@ -1,0 +1,116 @@
+"""Bad input to attend: what was got, what was expected, what to do."""
+
+import pytest
+import torch
+
+import locant
+from tests import cases
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"scheme": "tisa"}, TypeError, r"must be a locant Scheme or None, got str; build it once with locant.scheme"),
+        ({"q_pos": torch.arange(9).float()}, TypeError, r"q_pos must hold integers, got torch.float32"),
+        ({"k_pos": torch.ones(9, dtype=torch.bool)}, TypeError, r"k_pos must hold integers, got torch.bool"),
+        ({"q_pos": [0, 1]}, TypeError, r"q_pos must be a tensor of integers, got list"),
+        ({"q_pos": torch.arange(8)}, ValueError, r"q_pos must be \[9\], or \[2, 9\] .*; got \[8\]"),
+        ({"k_pos": torch.zeros(3, 9, dtype=torch.long)}, ValueError, r"k_pos must be \[9\], or .*; got \[3, 9\]"),
+        ({"mask": torch.ones(2, 9)}, TypeError, r"mask must be bool, True where .* allowed, got torch.float32"),
+        ({"mask": torch.ones(2, 8, dtype=torch.bool)}, ValueError, r"mask must be \[2, 9\] .* 4, 9, 9\]; got \[2, 8\]"),
+        ({"mask": torch.ones(2, 9, 9, dtype=torch.bool)}, ValueError, r"mask must be .*; got \[2, 9, 9\]"),
+        ({"mask": torch.ones(2, 3, 9, 9, dtype=torch.bool)}, ValueError, r"mask must be .*; got \[2, 3, 9, 9\]"),
+        ({"dropout": 1.0}, ValueError, r"dropout must be at least 0 and below 1, got 1.0"),
+        ({"impl": "flash"}, ValueError, r"unknown impl 'flash'; there is: auto, sdpa, eager"),
+        ({"impl": "sdpa", "need_weights": True}, ValueError, r"impl='sdpa' cannot do this: it does not return weights"),
+    ],
+)  # fmt: skip
+def test_attend(arguments, error, message):
+    with pytest.raises(error, match=message):
+        locant.attend(*cases.tensors(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("spec", "uses"),
+    [("huang1", "gain"), ("huang2", "gain"), ("huang3", "gain"), ("shaw", "value"), ("shaw+huang1", "gain and value")],
+)
+def test_a_named_back_end_never_falls_back(spec, uses):
+    scheme = cases.build(spec)
+    name = str(scheme).replace("+", r"\+")
+    message = (
+        rf"impl='sdpa' cannot do this: {name} uses {uses}, which do not fit into a mask; use impl='auto' or 'eager'"
+    )
+    with pytest.raises(ValueError, match=message):
+        locant.attend(*cases.tensors(), scheme, impl="sdpa")
+    assert locant.attend(*cases.tensors(), scheme).shape == (2, 4, 9, 8)
+
+
+def test_tensors_that_do_not_fit():
+    q, k, v = cases.tensors()
+    with pytest.raises(ValueError, match=r"must be \[batch, heads, length, head size\]; got q \[4, 9, 8\]"):
+        locant.attend(q[0], k, v)
+    with pytest.raises(TypeError, match=r"must have one dtype out of float32, .*; got torch.float32, torch.float64"):
+        locant.attend(q.float(), k, v)
+    with pytest.raises(TypeError, match="must have one dtype"):
+        locant.attend(q.long(), k.long(), v.long())
+    with pytest.raises(ValueError, match="query heads must be a multiple of the key/value heads"):
+        locant.attend(q, k[:, :3], v[:, :3])
+    with pytest.raises(ValueError, match="one batch size"):
+        locant.attend(q[:1], k, v)
+    with pytest.raises(ValueError, match="one head size"):
+        locant.attend(q[..., :4], k, v)
+    with pytest.raises(ValueError, match="no keys to attend to"):
+        locant.attend(q[:, :, :0], k[:, :, :0], v[:, :, :0])
+
+
+def test_a_scheme_for_another_model():
+    q, k, v = cases.tensors()
+    with pytest.raises(ValueError, match=r"tisa was built for 6 heads, q has 4; build it with n_heads=4"):
+        locant.attend(q, k, v, locant.scheme("tisa", n_heads=6))
+    with pytest.raises(ValueError, match=r"huang4 was built for head size 16, q has 8; build it with head_dim=8"):
+        locant.attend(q, k, v, locant.scheme("huang4", n_heads=4, head_dim=16))
+    with pytest.raises(ValueError, match=r"cope was built for head size 16, q has 8"):
+        locant.attend(q, k, v, locant.scheme("cope", n_heads=4, head_dim=16))
+    with pytest.raises(ValueError, match=r"rope was built for head size 16, q has 8; build it with head_dim=8"):
+        locant.attend(q, k, v, locant.scheme("rope", head_dim=16))
+
+
+def test_an_ambiguous_mask_is_not_guessed():
+    q, k, v = cases.tensors(b=3, lq=3, lk=5)
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"could be \[batch, keys\] or \[queries, keys\], as both are 3; write mask\["):
+        locant.attend(q, k, v, mask=mask)
+    locant.attend(q, k, v, mask=mask[:, None, None, :])
+
+
+def test_positions_that_cannot_be_guessed():
+    q, k, v = cases.tensors(lq=5, lk=3)
+    with pytest.raises(ValueError, match="5 queries for 3 keys: where are they"):
+        locant.attend(q, k, v)
+    with pytest.raises(ValueError, match="q_pos alone does not say where the 3 keys are"):
+        locant.attend(q, k, v, q_pos=torch.arange(5))
+
+
+def test_positions_past_a_learned_table():
+    scheme = locant.scheme("learned:length=8", d_model=4)
+    with pytest.raises(
+        ValueError, match=r"position 8 is outside the table \(0 … 7\); use learned:length=9 or a scheme"
+    ):
+        scheme.embed(torch.arange(9))
+    with pytest.raises(ValueError, match=r"position -1 is outside the table"):
+        scheme.embed(torch.tensor([-1, 3]))
+
+
+def test_a_scheme_whose_terms_are_wrong():
+    class Short(locant.Scheme):
+        def terms(self, r):
+            return locant.Terms(bias=torch.zeros(1, 3))
+
+    class Half(locant.Scheme):
+        def terms(self, r):
+            return locant.Terms(bias=torch.zeros(1, len(r), dtype=torch.bfloat16))
+
+    with pytest.raises(ValueError, match="bias must have a column for each of the 17 offsets"):
+        locant.attend(*cases.tensors(), Short())
+    with pytest.raises(TypeError, match=r"bias is torch.bfloat16 but must be float32 or wider"):
+        locant.attend(*cases.tensors(), Half())

@@ -1,0 +1,156 @@
+"""The laws hold for every scheme, and each of them catches a scheme that breaks it."""
+
+import pytest
+import torch
+from torch import nn
+
+import locant
+from locant import Terms
+from locant.testing import LAWS, check_scheme, run_laws
+from tests import cases
+
+SUMS = ["tisa:kernels=5+learned:length=64", "huang3:clip=3+huang1:clip=2+rope", "fire+cope", "deberta+xl", "xpos+alibi"]
+
+
+@pytest.mark.parametrize("spec", [*locant.SCHEMES, *cases.SPECS, *SUMS, "tisa:kernels=0"])
+def test_laws_hold(spec):
+    outcomes = check_scheme(locant.scheme(spec, n_heads=4, head_dim=8, d_model=32))
+    assert [outcome.law for outcome in outcomes] == list(LAWS)
+    assert sum(outcome.passed is True for outcome in outcomes) >= 8
+
+
+def test_laws_hold_at_the_size_of_bert():
+    check_scheme(locant.scheme("huang4", n_heads=12, head_dim=64, d_model=768))
+
+
+class Good(locant.Scheme):
+    def __init__(self, *, slope: float = 0.1, n_heads: int = 2):
+        super().__init__()
+        self.slope, self.n_heads = slope, n_heads
+        self.table = nn.Parameter(torch.linspace(1.0, 2.0, n_heads))
+
+    def terms(self, r):
+        return Terms(bias=-self.table[:, None] * self.slope * (r[None] + 0.3).abs())
+
+    def parameter_count(self):
+        return self.n_heads
+
+
+class NotLocal(Good):
+    def terms(self, r):
+        return Terms(bias=super().terms(r).bias + len(r) * torch.arange(len(r)))
+
+
+class OddOneOut(Good):
+    """Right for tables, wrong for one offset in long ranges: what an off-by-one at an edge looks like."""
+
+    def terms(self, r):
+        shift = torch.zeros_like(r)
+        shift[-1] = 1
+        return Terms(bias=super().terms(r + shift).bias)
+
+
+class NotInvariant(Good):
+    def rotate(self, q, k, q_pos, k_pos):
+        return q * (1 + q_pos[:, None, :, None]), k
+
+
+class InvariantAfterAll(Good):
+    shift_invariant = False
+
+
+class NoGradient(Good):
+    def terms(self, r):
+        return Terms(bias=-self.table.detach()[:, None] * (r[None] + 0.3).abs())
+
+
+class WrongGradient(Good):
+    def terms(self, r):
+        bias = super().terms(r).bias
+        return Terms(bias=bias + (bias - bias.detach()))
+
+
+class Overflows(Good):
+    def terms(self, r):
+        return Terms(bias=super().terms(r).bias - torch.exp(r.abs().float() / 100)[None])
+
+
+class MoreParameters(Good):
+    def parameter_count(self):
+        return 7
+
+
+class ForgetsOptions(Good):
+    def __str__(self):
+        return self.name()
+
+
+class HiddenState(Good):
+    def __init__(self, *, slope: float = 0.1, n_heads: int = 2):
+        super().__init__(slope=slope, n_heads=n_heads)
+        self.secret = torch.randn(()).double()
+
+    def terms(self, r):
+        return Terms(bias=super().terms(r).bias * self.secret)
+
+
+class HalfTables(Good):
+    def terms(self, r):
+        return Terms(bias=super().terms(r).bias.to(self.table.dtype))
+
+
+class SeesTheLength(Good):
+    """Depends on how many queries there are, so that decoding differs."""
+
+    def rotate(self, q, k, q_pos, k_pos):
+        return q * q.shape[2], k
+
+
+def broken_laws(scheme):
+    return {outcome.law for outcome in run_laws(scheme) if outcome.passed is False}
+
+
+def test_the_good_one_is_good():
+    class Wide(Good):
+        def terms(self, r):
+            return Terms(bias=-self.table.double()[:, None] * self.slope * (r[None] + 0.3).abs())
+
+    assert broken_laws(Wide(slope=0.2)) == set()
+
+
+@pytest.mark.parametrize(
+    ("cls", "law"),
+    [
+        (NotLocal, "locality"),
+        (OddOneOut, "locality"),
+        (OddOneOut, "decode"),
+        (OddOneOut, "irregular"),
+        (NotInvariant, "shift"),
+        (InvariantAfterAll, "shift"),
+        (WrongGradient, "gradient"),
+        (Overflows, "far away"),
+        (MoreParameters, "parameters"),
+        (HiddenState, "state"),
+        (HalfTables, "tables"),
+        (SeesTheLength, "decode"),
+    ],
+)
+def test_a_law_catches_what_breaks_it(cls, law):
+    scheme = cls()
+    assert law in broken_laws(scheme)
+    with pytest.raises(AssertionError, match=rf"{scheme} breaks \d+ of {len(LAWS)} laws:(.|\n)*  {law}: "):
+        check_scheme(scheme)
+
+
+def test_options_that_str_forgets_are_caught():
+    class Sized(ForgetsOptions):
+        def __init__(self, *, size: int = 3, n_heads: int = 2):
+            super().__init__(n_heads=n_heads)
+            self.extra = nn.Parameter(torch.zeros(size))
+
+    assert "spec" in broken_laws(Sized(size=4))
+
+
+def test_only_schemes_are_checked():
+    with pytest.raises(TypeError, match="check_scheme takes a Scheme, got str"):
+        check_scheme("tisa")

@@ -1,0 +1,161 @@
+"""Facts about single schemes that the oracles and laws do not state."""
+
+import pytest
+import torch
+
+import locant
+from locant.schemes import SCHEMES, Scheme, Sum
+from tests import cases
+
+
+def test_names_in_specs_are_those_of_the_classes():
+    assert all(cls.name() == name for name, cls in SCHEMES.items())
+
+
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [
+        ("tisa:kernels=1", 36),
+        ("tisa:kernels=3", 108),
+        ("tisa:kernels=5", 180),
+        ("learned:length=512", 393_216),
+        ("huang1:clip=511", 512 * 12),
+        ("huang2:clip=511", 1023 * 12),
+        ("huang3:clip=511", 65_472),
+        ("huang4:clip=511", 65_472),
+        ("huang4:clip=511,heads=own", 65_472 * 12),
+        ("shaw:clip=16", 2 * 33 * 64),
+        ("t5", 384),
+        ("kerple", 24),
+        ("alibi", 0),
+        ("rope", 0),
+        ("tisa+learned", 180 + 393_216),
+    ],
+)
+def test_parameter_counts_of_the_papers(spec, count):
+    """BERT-base; the numbers are those of the papers (TISA 36/108/180, method 4 in Hugging Face 65,472)."""
+    scheme = locant.scheme(spec, n_heads=12, head_dim=64, d_model=768)
+    assert sum(p.numel() for p in scheme.parameters()) == scheme.parameter_count() == count
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        ("shaw:clip=5", (1, 11, 8)),
+        ("shaw:clip=5,heads=own", (4, 11, 8)),
+        ("huang1:clip=5", (4, 6)),
+        ("huang1:clip=5,heads=shared", (1, 6)),
+        ("huang2:clip=5", (4, 11)),
+        ("huang3:clip=5", (1, 11, 8)),
+        ("huang4:clip=5,heads=own", (4, 11, 8)),
+    ],
+)
+def test_tables_are_ordered_by_offset_and_clipped(spec, shape):
+    scheme = locant.scheme(spec, n_heads=4, head_dim=8, d_model=32)
+    assert scheme.table.shape == shape
+    with torch.no_grad():  # every row says which one it is
+        numbers = torch.arange(shape[1], dtype=torch.float32).view(1, -1, *[1] * (len(shape) - 2))
+        scheme.table.copy_(numbers.expand(shape))
+    terms = scheme.terms(torch.tensor([-100, -6, -5, -1, 0, 1, 5, 6, 100]))
+    rows = next(iter(terms.tables().values()))
+    first = rows[0] if rows.ndim == 2 else rows[0, :, 0]
+    expected = [5, 5, 5, 1, 0, 1, 5, 5, 5] if spec.startswith("huang1") else [0, 0, 0, 4, 5, 6, 10, 10, 10]
+    assert first.tolist() == expected
+
+
+@pytest.mark.parametrize("spec", ["huang1", "huang2", "huang3", "cope"])
+def test_starts_as_a_change_of_no_effect(spec):
+    q, k, v = cases.tensors()
+    scheme = locant.scheme(spec, n_heads=4, head_dim=8, d_model=32).double()
+    torch.testing.assert_close(locant.attend(q, k, v, scheme), locant.attend(q, k, v))
+
+
+@pytest.mark.parametrize("spec", ["huang4", "shaw", "xl", "t5", "deberta:buckets=8,max_distance=20"])
+def test_starts_as_a_small_change(spec):
+    q, k, v = cases.tensors()
+    scheme = locant.scheme(spec, n_heads=4, head_dim=8, d_model=32).double()
+    plain = locant.attend(q, k, v, scale=scheme.scale(8))
+    change = (locant.attend(q, k, v, scheme) - plain).abs().max()
+    assert 0 < change < 0.15
+
+
+def test_sum_adds_and_multiplies():
+    r = torch.arange(-4, 5)
+    a, b, c = cases.build("tisa"), cases.build("alibi"), cases.build("huang1:clip=3")
+    d, e = cases.build("huang3:clip=3"), cases.build("huang4:clip=3")
+    terms = Sum(a, b, c, d, e).terms(r)
+    torch.testing.assert_close(terms.bias, a.terms(r).bias + b.terms(r).bias)
+    torch.testing.assert_close(terms.gain, c.terms(r).gain[..., None] * d.terms(r).gain)
+    torch.testing.assert_close(terms.query, e.terms(r).query)
+    embedded = Sum(cases.build("learned:length=9"), a, cases.build("sinusoidal"))
+    pos = torch.arange(9)
+    expected = embedded.parts[0].embed(pos) + embedded.parts[2].embed(pos)
+    torch.testing.assert_close(embedded.embed(pos), expected)
+    assert embedded.max_length == 9
+
+
+def test_rotations_of_a_sum_chain():
+    q, k, _ = cases.tensors()
+    pos = torch.arange(9)[None]
+    first, second = cases.build("rope"), cases.build("rope:theta=50,layout=interleaved")
+    chained = second.rotate(*first.rotate(q, k, pos, pos), pos, pos)
+    for ours, expected in zip(Sum(first, second).rotate(q, k, pos, pos), chained, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_a_sum_knows_that_vector_gains_and_rotations_do_not_commute():
+    assert cases.build("huang1:clip=3+rope").shift_invariant
+    assert not cases.build("huang3:clip=3+rope").shift_invariant
+    assert not cases.build("tisa+learned").shift_invariant
+
+
+def test_a_sum_takes_the_scale_of_the_part_that_has_one():
+    assert cases.build("deberta:buckets=8,max_distance=20+tisa").scale(8) == pytest.approx((3 * 8) ** -0.5)
+
+    class Odd(Scheme):
+        def scale(self, head_dim):
+            return 1.0
+
+    both = Sum(cases.build("deberta:buckets=8,max_distance=20"), Odd())
+    with pytest.raises(ValueError, match="different logit scales"):
+        both.scale(8)
+
+
+def test_attend_uses_the_schemes_scale_only_when_not_told():
+    q, k, v = cases.tensors()
+    scheme = cases.build("deberta:buckets=8,max_distance=20")
+    torch.testing.assert_close(locant.attend(q, k, v, scheme), locant.attend(q, k, v, scheme, scale=(3 * 8) ** -0.5))
+    assert not torch.allclose(locant.attend(q, k, v, scheme), locant.attend(q, k, v, scheme, scale=8**-0.5))
+
+
+def test_xl_score_follows_the_scale():
+    """(q + v)·a is inside the scale; a bias computed with 1/√D would be wrong for any other."""
+    q, k, v = cases.tensors()
+    pos = torch.arange(9)
+    scheme = cases.build("xl")
+    expected, _ = cases.by_oracle(scheme, q, k, v, pos, pos, scale=1.0)
+    torch.testing.assert_close(locant.attend(q, k, v, scheme, scale=1.0), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_xpos_survives_long_spans(dtype):
+    """Factors of ζ^(p/512) overflow float16 near 9,000 positions and float32 near 72,000."""
+    scheme = locant.scheme("xpos", head_dim=8)
+    q, k, v = cases.tensors(dtype=dtype)
+    for start in (0, 10_000, 100_000):
+        pos = torch.cat([torch.zeros(1, dtype=torch.long), torch.arange(8) + start])
+        for impl in ("eager", "sdpa"):
+            out = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, causal=True, impl=impl)
+            assert out.isfinite().all()
+            assert out.dtype == dtype
+    with pytest.raises(ValueError, match="overflows float64"):
+        locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos * 100)
+
+
+def test_deepcopy_and_pickle_keep_the_spec():
+    import copy
+    import pickle
+
+    for spec in ("huang4:clip=3,heads=own", "tisa:kernels=2+learned:length=7"):
+        scheme = cases.build(spec)
+        assert str(copy.deepcopy(scheme)) == str(pickle.loads(pickle.dumps(scheme))) == spec
