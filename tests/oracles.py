@@ -218,13 +218,14 @@ def alibi(head: Head, i: int, j: int) -> float:
 
 
 def kerple(head: Head, i: int, j: int) -> float:
-    """scale * q_i.k_j - p ln(1 + a|r|), or - a|r|^p, with p, a >= 0.01 and in the second p <= 2  (Chi et al. 2022)."""
-    p, a = max(float(head.row("p")), 0.01), max(float(head.row("a")), 0.01)
+    """scale * q_i.k_j - p ln(1 + a|r|), or - a|r|^p; p and a by their absolute value, and in the second case p > 2
+    stands for 4 - p  (Chi et al. 2022)."""
+    p, a = abs(float(head.row("p"))), abs(float(head.row("a")))
     distance = abs(head.offset(i, j))
     if head.options["kind"] == "log":
         return plain(head, i, j) - p * math.log(1 + a * distance)
     if head.options["kind"] == "power":
-        return plain(head, i, j) - a * math.pow(distance, min(p, 2.0))
+        return plain(head, i, j) - a * (math.pow(distance, 4 - p if p > 2 else p) if distance else 0.0)
     raise ValueError(f"unknown kind {head.options['kind']!r}")
 
 

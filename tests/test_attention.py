@@ -187,6 +187,45 @@ def test_eager_in_slices_equals_eager_at_once(spec, monkeypatch):
         torch.testing.assert_close(once, sliced)
 
 
+@pytest.mark.parametrize("spec", ["cope:positions=4", "fire:width=6", "huang3:clip=3", "tisa"])
+def test_slices_are_recomputed_with_what_they_were_computed_with(spec, monkeypatch):
+    """Between forward and backward functional parameters go away, and masks and positions are reused."""
+    scheme = cases.build(spec)
+    q, k, v = cases.tensors()
+    other = {f"scheme.{name}": (x.detach() + 1).requires_grad_() for name, x in scheme.named_parameters()}
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scheme = scheme
+
+        def forward(self, pos, mask):
+            return locant.attend(q, k, v, self.scheme, q_pos=pos, k_pos=pos, mask=mask, impl="eager")
+
+    results = []
+    for chunk in (2**24, 64):
+        monkeypatch.setattr(eager, "CHUNK", chunk)
+        torch.manual_seed(0)
+        pos, mask = torch.arange(9), torch.rand(2, 1, 9, 9) < 0.7
+        out = torch.func.functional_call(Model(), other, (pos, mask))
+        if chunk == 64:
+            pos.zero_()
+            mask.fill_(True)
+        results.append(torch.autograd.grad(out.square().sum(), list(other.values()), allow_unused=True))
+    for whole, sliced in zip(*results, strict=True):
+        torch.testing.assert_close(whole, sliced)
+
+
+def test_a_parameter_changed_before_the_backward_pass_is_noticed(monkeypatch):
+    monkeypatch.setattr(eager, "CHUNK", 64)
+    scheme = cases.build("fire:width=6")
+    out = locant.attend(*cases.tensors(), scheme, impl="eager").sum()
+    with torch.no_grad():
+        scheme.out.weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="changed in place between the forward and the backward pass"):
+        out.backward()
+
+
 def test_eager_never_holds_the_whole_of_l_l_d():
     """huang3 at L = 512, forward and backward: no tensor has the size of [H, L, L, D]."""
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -255,7 +294,54 @@ def test_offsets_wider_than_memory():
     torch.testing.assert_close(far, near)
 
 
-def test_no_queries():
+@pytest.mark.parametrize("spec", ["tisa", "rope", "huang3:clip=3", "shaw:clip=3"])
+def test_nothing_asked_nothing_answered(spec):
+    scheme = cases.build(spec)
+    for sizes in ({"lq": 0}, {"b": 0}):
+        q, k, v = cases.tensors(**sizes)
+        out, weights = locant.attend(q, k, v, scheme, need_weights=True)
+        assert out.shape == q.shape
+        assert weights.shape == (*q.shape[:3], 9)
     q, k, v = cases.tensors(lq=0)
-    for impl in ("eager", "sdpa"):
-        assert locant.attend(q, k, v, cases.build("tisa"), impl=impl).shape == (2, 4, 0, 8)
+    empty = torch.zeros(0, dtype=torch.long)
+    assert locant.attend(q, k, v, scheme, q_pos=empty, k_pos=torch.arange(9)).shape == q.shape
+
+
+def test_compiled_once_for_all_lengths():
+    scheme = cases.build("tisa").float()
+    torch.compiler.reset()
+    graphs = []
+
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(
+        lambda q, k, v: locant.attend(q, k, v, scheme, causal=True), backend=count, fullgraph=True, dynamic=True
+    )
+    for length in range(5, 15):
+        q, k, v = cases.tensors(lq=length, lk=length, dtype=torch.float32)
+        torch.testing.assert_close(compiled(q, k, v), locant.attend(q, k, v, scheme, causal=True))
+    assert len(graphs) <= 2
+
+
+def test_compiled_with_positions_that_cannot_be_looked_at():
+    torch.compiler.reset()
+    q, k, v = cases.tensors(dtype=torch.float32)
+    pos = torch.stack([torch.arange(9), torch.arange(9) * 3])
+    for spec in ("tisa", "huang4:clip=3", "rope", "shaw:clip=3"):
+        scheme = cases.build(spec).float()
+        run = lambda q, k, v, pos, scheme=scheme: locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, causal=True)  # noqa: E731
+        compiled = torch.compile(run, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(q, k, v, pos), run(q, k, v, pos))
+
+
+@pytest.mark.parametrize("spec", ["huang4:clip=3", "shaw:clip=3"])
+def test_scattered_positions_cost_no_more_than_pairs(spec):
+    """Random positions: as many offsets as pairs. A product for each offset would be L³."""
+    scheme = cases.build(spec).float()
+    q, k, v = cases.tensors(b=1, lq=300, lk=300, dtype=torch.float32)
+    pos = torch.randint(0, 10_000_000, (300,))
+    out = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, impl="eager")
+    one = locant.attend(q[:, :, 7:8], k, v, scheme, q_pos=pos[7:8], k_pos=pos, impl="eager")
+    torch.testing.assert_close(out[:, :, 7:8], one)

@@ -79,7 +79,7 @@ def test_curves_say_what_the_scheme_does():
 def test_check_passes_and_fails_with_an_exit_code(monkeypatch):
     good = run("check", "huang4:clip=3")
     assert good.exit_code == 0
-    assert good.output.count("✓") == 11
+    assert good.output.count("✓") == 12
 
     class Wrong(locant.Scheme):
         def parameter_count(self):

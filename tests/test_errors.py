@@ -20,6 +20,10 @@ from tests import cases
         ({"mask": torch.ones(2, 8, dtype=torch.bool)}, ValueError, r"mask must be \[2, 9\] .* 4, 9, 9\]; got \[2, 8\]"),
         ({"mask": torch.ones(2, 9, 9, dtype=torch.bool)}, ValueError, r"mask must be .*; got \[2, 9, 9\]"),
         ({"mask": torch.ones(2, 3, 9, 9, dtype=torch.bool)}, ValueError, r"mask must be .*; got \[2, 3, 9, 9\]"),
+        ({"scale": float("nan")}, TypeError, r"scale must be a finite number, got nan"),
+        ({"scale": torch.ones(())}, TypeError, r"scale must be a finite number, got tensor"),
+        ({"causal": "false"}, TypeError, r"causal must be True or False, got 'false'"),
+        ({"q_pos": torch.arange(9).to(torch.uint64)}, TypeError, r"q_pos must hold integers, got torch.uint64"),
         ({"dropout": 1.0}, ValueError, r"dropout must be at least 0 and below 1, got 1.0"),
         ({"impl": "flash"}, ValueError, r"unknown impl 'flash'; there is: auto, sdpa, eager"),
         ({"impl": "sdpa", "need_weights": True}, ValueError, r"impl='sdpa' cannot do this: it does not return weights"),
@@ -59,6 +63,8 @@ def test_tensors_that_do_not_fit():
         locant.attend(q[:1], k, v)
     with pytest.raises(ValueError, match="one head size"):
         locant.attend(q[..., :4], k, v)
+    with pytest.raises(ValueError, match="at least one head"):
+        locant.attend(q[:, :0], k[:, :0], v[:, :0])
     with pytest.raises(ValueError, match="no keys to attend to"):
         locant.attend(q[:, :, :0], k[:, :, :0], v[:, :, :0])
 

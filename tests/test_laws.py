@@ -9,14 +9,25 @@ from locant import Terms
 from locant.testing import LAWS, check_scheme, run_laws
 from tests import cases
 
-SUMS = ["tisa:kernels=5+learned:length=64", "huang3:clip=3+huang1:clip=2+rope", "fire+cope", "deberta+xl", "xpos+alibi"]
+SUMS = [
+    "rope+rope:theta=50",
+    "rope:layout=interleaved+rope",
+    "xpos+rope",
+    "learned:length=5",
+    "fire:length=1000000",
+    "tisa:kernels=5+learned:length=64",
+    "huang3:clip=3+huang1:clip=2+rope",
+    "fire+cope",
+    "deberta+xl",
+    "xpos+alibi",
+]
 
 
 @pytest.mark.parametrize("spec", [*locant.SCHEMES, *cases.SPECS, *SUMS, "tisa:kernels=0"])
 def test_laws_hold(spec):
     outcomes = check_scheme(locant.scheme(spec, n_heads=4, head_dim=8, d_model=32))
     assert [outcome.law for outcome in outcomes] == list(LAWS)
-    assert sum(outcome.passed is True for outcome in outcomes) >= 8
+    assert sum(outcome.passed is True for outcome in outcomes) >= 9
 
 
 def test_laws_hold_at_the_size_of_bert():
@@ -99,6 +110,69 @@ class HalfTables(Good):
         return Terms(bias=super().terms(r).bias.to(self.table.dtype))
 
 
+class MixesRows(Good):
+    def rotate(self, q, k, q_pos, k_pos):
+        return q * (1 + 0.1 * q_pos[:1, None, :, None]), k
+
+
+class IgnoresAParameter(Good):
+    def __init__(self, *, slope: float = 0.1, n_heads: int = 2):
+        super().__init__(slope=slope, n_heads=n_heads)
+        self.idle = nn.Parameter(torch.zeros(3))
+
+    def parameter_count(self):
+        return self.n_heads + 3
+
+
+class Caches(Good):
+    """Keeps the first table it made: training it changes nothing."""
+
+    def terms(self, r):
+        if not hasattr(self, "kept"):
+            self.kept = {}
+        key = tuple(r.tolist())
+        self.kept.setdefault(key, super().terms(r).bias.detach().clone())
+        return Terms(bias=self.kept[key])
+
+
+class EmbedsTheIndex(locant.Scheme):
+    shift_invariant = False
+
+    def embed(self, pos):
+        return torch.stack([pos * 1.0, torch.arange(pos.shape[-1]).expand_as(pos) * 1.0], dim=-1)
+
+
+class EmbedsTheFirstRow(locant.Scheme):
+    shift_invariant = False
+
+    def embed(self, pos):
+        return (pos if pos.ndim == 1 else pos[:1].expand_as(pos))[..., None] * torch.ones(2)
+
+
+class ChangesOffsets(Good):
+    def terms(self, r):
+        return Terms(bias=-self.table.double()[:, None] * self.slope * r.clamp_(-5, 5).abs())
+
+
+class ReadsParametersLate(Good):
+    def terms(self, r):
+        return Terms(
+            pair=lambda q, k, q_pos, k_pos, scale, visible: (
+                self.table[None, :, None, None] * (k_pos[:, None, None, :] - q_pos[:, None, :, None]).abs()
+            )
+        )
+
+
+class TurnsHeadsApart(Good):
+    """Needs to know which head a key belongs to, which it cannot with fewer key heads."""
+
+    shift_invariant = False
+
+    def rotate(self, q, k, q_pos, k_pos):
+        speed = 0.1 * torch.arange(1, k.shape[1] + 1)[:, None, None]
+        return q, k * (1 + speed * k_pos[:, None, :, None])
+
+
 class SeesTheLength(Good):
     """Depends on how many queries there are, so that decoding differs."""
 
@@ -133,6 +207,14 @@ def test_the_good_one_is_good():
         (HiddenState, "state"),
         (HalfTables, "tables"),
         (SeesTheLength, "decode"),
+        (MixesRows, "rows"),
+        (IgnoresAParameter, "parameters"),
+        (Caches, "parameters"),
+        (EmbedsTheIndex, "locality"),
+        (EmbedsTheFirstRow, "rows"),
+        (ChangesOffsets, "locality"),
+        (ReadsParametersLate, "gradient"),
+        (TurnsHeadsApart, "back ends"),
     ],
 )
 def test_a_law_catches_what_breaks_it(cls, law):

@@ -152,6 +152,41 @@ def test_xpos_survives_long_spans(dtype):
         locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos * 100)
 
 
+@pytest.mark.parametrize("kind", ["log", "power"])
+def test_kerple_parameters_pushed_out_of_their_domain_come_back(kind):
+    scheme = locant.scheme(f"kerple:kind={kind}", n_heads=2)
+    with torch.no_grad():
+        scheme.a.copy_(torch.tensor([-0.5, 0.005]))
+        scheme.p.copy_(torch.tensor([2.5, 0.005]))
+    scheme.terms(torch.arange(1, 9)).bias.sum().backward()
+    assert (scheme.a.grad != 0).all()
+    assert (scheme.p.grad != 0).all()
+    assert (scheme.terms(torch.arange(1, 9)).bias <= 0).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: locant.schemes.T5(bidirectional="false", n_heads=2),
+        lambda: locant.schemes.Shaw(values=0, n_heads=2, head_dim=4),
+    ],
+)
+def test_flags_must_be_flags(make):
+    with pytest.raises(ValueError, match="must be True or False"):
+        make()
+
+
+def test_buckets_do_not_depend_on_the_default_dtype():
+    scheme = locant.scheme("deberta", n_heads=1, head_dim=2)
+    r = torch.arange(-600, 601)
+    usual = scheme.bucket(r)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(scheme.bucket(r), usual)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_deepcopy_and_pickle_keep_the_spec():
     import copy
     import pickle

@@ -63,7 +63,9 @@ def test_spaces_and_capitals_do_not_matter():
         ("tisa:kernels", r"tisa: write options as name=value, got 'kernels'"),
         ("tisa:kernels=", r"tisa: write options as name=value, got 'kernels='"),
         ("tisa:kernels=1,kernels=2", r"tisa: option 'kernels' is given twice"),
-        ("tisa+", r"unknown scheme ''"),
+        ("tisa+", r"a scheme without a name: write NAME:option=value"),
+        ("nope:x=1", r"nope has no option 'x'; its options: none"),
+        ("rope:partial=0.01", r"leaves nothing to rotate"),
         ("", r"the spec is empty; write 'nope'"),
         ("rope/nope", r"names a scheme per layer; use locant.per_layer"),
         ("tisa:kernels=-1", r"tisa: kernels must be a whole number ≥ 0, got -1"),
@@ -101,6 +103,24 @@ def test_a_scheme_of_ones_own_by_name(monkeypatch):
 
     monkeypatch.setitem(locant.SCHEMES, "mine", Mine)
     assert str(locant.scheme("mine+alibi", n_heads=2)) == "mine+alibi"
+
+
+def test_a_class_under_another_name_is_refused(monkeypatch):
+    """str() would name the class, and build the wrong scheme."""
+    monkeypatch.setitem(locant.SCHEMES, "myrope", Rope)
+    with pytest.raises(ValueError, match="registered as 'myrope', but its spec would read 'rope'"):
+        locant.scheme("myrope", **DIMS)
+
+
+def test_options_that_may_be_none(monkeypatch):
+    class Mine(locant.Scheme):
+        def __init__(self, *, reach: int | None = None):
+            super().__init__()
+            self.reach = reach
+
+    monkeypatch.setitem(locant.SCHEMES, "mine", Mine)
+    assert locant.scheme("mine:reach=5").reach == 5
+    assert locant.scheme("mine:reach=none").reach is None
 
 
 def test_per_layer():

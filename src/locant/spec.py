@@ -14,7 +14,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from torch import nn
 
@@ -61,6 +61,8 @@ def per_layer(
 
     Every string makes a scheme of its own; a scheme object given once is shared by the layers.
     """
+    if n_layers < 1:
+        raise ValueError(f"n_layers must be at least 1, got {n_layers}")
     if isinstance(spec, str):
         cycle: list[str | Scheme] = list(spec.split("/"))
         entries = [cycle[layer % len(cycle)] for layer in range(n_layers)]
@@ -81,12 +83,22 @@ def per_layer(
 def _one(text: str, dims: Mapping[str, int | None], schemes: Mapping[str, type[Scheme]]) -> Scheme:
     name, _, rest = text.partition(":")
     name = name.strip().lower()
+    if not name:
+        raise ValueError(
+            "a scheme without a name: write NAME:option=value, joined by +, such as tisa:kernels=5+learned"
+        )
     if name not in schemes:
         raise ValueError(f"unknown scheme {name!r}{_did_you_mean(name, schemes)}; there is: {', '.join(schemes)}")
     cls = schemes[name]
+    if cls.name() != name:
+        raise ValueError(
+            f"the class {cls.__name__} is registered as {name!r}, but its spec would read {cls.name()!r}: "
+            f"register it under that name, in small letters, or rename the class"
+        )
     signature = inspect.signature(cls)
     types = get_type_hints(cls.__init__)
-    options = [option for option in signature.parameters if option not in DIMS]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    options = [name for name, p in signature.parameters.items() if name not in DIMS and p.kind not in variadic]
 
     given: dict[str, Any] = {}
     for item in filter(None, (item.strip() for item in rest.split(","))):
@@ -113,6 +125,11 @@ def _value(name: str, option: str, text: str, kind: Any) -> Any:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
         raise ValueError(f"{name}: {option} must be true or false, got {text!r}")
+    kinds = get_args(kind)  # of int | None
+    if type(None) in kinds:
+        if text.lower() == "none":
+            return None
+        kind = next((k for k in kinds if k is not type(None)), str)
     if kind is int or kind is float:
         try:
             return kind(text)

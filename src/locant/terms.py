@@ -31,8 +31,9 @@ class Pair(Protocol):
 
         q [B, H, Lq, D] and k [B, H, Lk, D] are unrotated and in float32 or wider; positions are [B or 1, L].
         `visible` is None or a bool tensor that broadcasts to [B, H, Lq, Lk]; True where the query sees the key.
-        Must not depend on which other queries are in `q`: attention calls it on slices of the rows.
-        Returns a tensor that broadcasts to [B, H, Lq, Lk].
+        Must not depend on which other queries are in `q`: attention calls it on slices of the rows, and calls it again
+        in the backward pass; a scheme therefore takes its parameters in `terms` and not here (see `fire.py`).
+        Returns four dimensions that broadcast to [B, H, Lq, Lk].
         """
         ...
 

@@ -5,15 +5,17 @@
 raises an AssertionError that names the laws that fail. What they are:
 
     tables       the terms have a column per offset, fit the heads and are float32 or wider even for a bfloat16 model
-    locality     a column depends on its own offset alone: terms(r)[part] = terms(r[part])
+    locality     a column depends on its own offset alone: terms(r)[part] = terms(r[part]), and an embedding on its
+                 own position; asking twice gives the same, and changes nothing
+    rows         a batch of sequences, each with positions of its own, equals the sequences one by one
     shift        moving every position by the same amount changes nothing, exactly where `shift_invariant` says so
     decode       one query at a time, as with a cache, equals the full pass, where `incremental` says so
     irregular    positions with gaps and in any order give the same logits as picking them out of the full matrix,
                  where `pairwise` says so
     gradient     autograd agrees with finite differences in float64, for q, k, v and every parameter
-    back ends    every back end that takes the scheme agrees with `eager`
+    back ends    every back end that takes the scheme agrees with `eager`, also with fewer key/value heads
     far away     values at |r| = 100,000 are finite
-    parameters   their number is `parameter_count()`
+    parameters   their number is `parameter_count()`, and each of them changes something
     spec         str(scheme) builds the same scheme again
     state        state_dict into a fresh scheme gives the same logits
 
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -118,15 +121,47 @@ def _tables(bench: Bench) -> None:
 
 
 def _locality(bench: Bench) -> None:
-    r = torch.arange(-40, 41)
+    n = 300 if bench.scheme.max_length is None else bench.scheme.max_length - 1
+    r = torch.arange(-n, n + 1)
+    kept, random = r.clone(), torch.get_rng_state()
     whole = bench.scheme.terms(r)
-    if not whole.tables():
-        raise NotApplicable("no tables over the offset")
-    for part in (slice(0, 1), slice(40, 41), slice(30, 52), slice(80, 81), slice(0, 81, 7)):
+    again = bench.scheme.terms(r)
+    _require(torch.equal(r, kept), "terms changes the offsets it is given")
+    _require(torch.equal(random, torch.get_rng_state()), "terms draws random numbers")
+    for name, table in again.tables().items():
+        _require(torch.equal(table, whole.tables()[name]), f"{name} differs when asked for a second time")
+    for part in (slice(0, 1), slice(n, n + 1), slice(n - 10, n + 12), slice(2 * n, 2 * n + 1), slice(0, 2 * n + 1, 7)):
         for name, table in bench.scheme.terms(r[part]).tables().items():
             error = _distance(table, whole.tables()[name][:, part])
             _require(
                 error < TIGHT, f"{name} for r = {r[part].tolist()[:3]}… differs by {error:.1e} from the full range"
+            )
+    pos = torch.arange(bench.length)
+    embedded = bench.scheme.embed(pos)
+    for pick in (pos[:1], pos[-1:], pos.flip(0)[::2]):
+        own = bench.scheme.embed(pick)
+        if embedded is not None and own is not None:
+            _require(_distance(own, embedded[pick]) < TIGHT, f"the embedding of {pick.tolist()} depends on the others")
+    if embedded is None and not whole.tables():
+        raise NotApplicable("neither tables over the offset nor an embedding")
+
+
+def _rows(bench: Bench) -> None:
+    n = bench.length
+    pos = torch.stack([torch.randperm(n), torch.arange(n).flip(0)])
+    mask = torch.rand(2, 1, n, n) < 0.8
+    together = attend(bench.q, bench.k, bench.v, bench.scheme, q_pos=pos, k_pos=pos, mask=mask, impl="eager")
+    embedded = bench.scheme.embed(pos)
+    for row in range(2):
+        one = slice(row, row + 1)
+        q, k, v = bench.q[one], bench.k[one], bench.v[one]
+        alone = attend(q, k, v, bench.scheme, q_pos=pos[one], k_pos=pos[one], mask=mask[one], impl="eager")
+        error = _distance(together[one], alone)
+        _require(error < TIGHT, f"sequence {row} of a batch differs by {error:.1e} from the same sequence alone")
+        alone_embedded = bench.scheme.embed(pos[row])
+        if embedded is not None and alone_embedded is not None:
+            _require(
+                _distance(embedded[row], alone_embedded) < TIGHT, f"the embedding of row {row} depends on the batch"
             )
 
 
@@ -134,14 +169,18 @@ def _shift(bench: Bench) -> None:
     pos = torch.arange(bench.length)
     limit = bench.scheme.max_length
     before, embedded = bench.logits(pos, pos), bench.scheme.embed(pos)
-    change = 0.0
-    for by in (1, 100, FAR):
+    change, tried = 0.0, 0
+    # Where a shift must show, go far: a threshold may lie anywhere.
+    for by in (1, 100, FAR) if bench.scheme.shift_invariant else (1, 100, FAR, 100 * FAR):
         if limit is not None and by + bench.length > limit:
             continue
+        tried += 1
         moved = bench.scheme.embed(pos + by)
         if embedded is not None and moved is not None:
             change = max(change, _distance(embedded, moved))
         change = max(change, _distance(before, bench.logits(pos, pos + by)))
+    if not tried:
+        raise NotApplicable(f"there is no room for a shift within {limit} positions")
     if bench.scheme.shift_invariant:
         # Angles of p = 100,000 carry rounding of 1e-11 even in float64.
         _require(change < 1e-6, f"declared shift-invariant, but a shift changes logits or embeddings by {change:.1e}")
@@ -187,7 +226,8 @@ def _gradient(bench: Bench) -> None:
     n = min(5, bench.length)
     q, k, v = (x[:1, :, :n].clone().requires_grad_() for x in (bench.q, bench.k, bench.v))
     names = [name for name, _ in bench.scheme.named_parameters()]
-    values = [parameter.detach().clone().requires_grad_() for parameter in bench.scheme.parameters()]
+    # Other values than the module holds: a scheme that looks at the module itself later on is found out.
+    values = [(x + 0.05 * torch.randn_like(x)).detach().requires_grad_() for x in bench.scheme.parameters()]
     pos = torch.arange(n)
 
     class Whole(torch.nn.Module):
@@ -207,7 +247,10 @@ def _gradient(bench: Bench) -> None:
         result: tuple[Tensor, ...] = torch.func.functional_call(whole, named, (q, k, v))
         return result
 
-    _require(torch.autograd.gradcheck(run, (q, k, v, *values), fast_mode=True), "gradcheck failed")
+    pairs = bench.scheme.terms(pos).pair is not None
+    for chunk in (eager.CHUNK, 1) if pairs else (eager.CHUNK,):  # in slices, `pair` runs again in the backward pass
+        with _slices_of(chunk):
+            _require(torch.autograd.gradcheck(run, (q, k, v, *values), fast_mode=True), "gradcheck failed")
 
 
 def _back_ends(bench: Bench) -> None:
@@ -220,6 +263,9 @@ def _back_ends(bench: Bench) -> None:
             bench.q, bench.k, bench.v, bench.scheme, causal=True, mask=mask, q_pos=pos, k_pos=pos, impl=impl
         ),
     }
+    if bench.q.shape[1] > 1:
+        k, v = bench.k[:, :1], bench.v[:, :1]
+        cases["one key head"] = lambda impl: attend(bench.q, k, v, bench.scheme, causal=True, impl=impl)
     request = prepare(bench.q, bench.k, bench.v, bench.scheme)
     others = [name for name, backend in BACKENDS.items() if name != "eager" and backend.unsupported(request) is None]
     if not others:
@@ -247,6 +293,19 @@ def _far_away(bench: Bench) -> None:
 def _parameters(bench: Bench) -> None:
     there, formula = sum(p.numel() for p in bench.scheme.parameters()), bench.scheme.parameter_count()
     _require(there == formula, f"there are {there} parameters, parameter_count() says {formula}")
+    pos = torch.arange(bench.length)
+    before, embedded = _effects(bench, pos)
+    for name, parameter in bench.scheme.named_parameters():
+        if parameter.numel() == 0:
+            continue
+        value = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        after, moved = _effects(bench, pos)
+        with torch.no_grad():
+            parameter.copy_(value)
+        same = _distance(after, before) == 0 and (moved is None or embedded is None or _distance(moved, embedded) == 0)
+        _require(not same, f"{name} changes neither logits nor outputs nor embeddings")
 
 
 def _spec(bench: Bench) -> None:
@@ -265,6 +324,23 @@ def _state(bench: Bench) -> None:
     _require((first is None) == (second is None), "one of the two has an embedding")
     if first is not None and second is not None:
         _require(torch.equal(first, second), "embeddings differ after load_state_dict")
+
+
+def _effects(bench: Bench, pos: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Everything a scheme can change: logits and outputs, near and far, and embeddings."""
+    far = pos * 40 if bench.scheme.max_length is None else pos
+    parts = [bench.logits(pos, pos), bench.logits(pos, far)]
+    parts.append(attend(bench.q, bench.k, bench.v, bench.scheme, impl="eager"))
+    return torch.cat([part.detach().flatten() for part in parts]), bench.scheme.embed(pos)
+
+
+@contextmanager
+def _slices_of(chunk: int) -> Iterator[None]:
+    before, eager.CHUNK = eager.CHUNK, chunk
+    try:
+        yield
+    finally:
+        eager.CHUNK = before
 
 
 def _require(holds: bool | Tensor, otherwise: str) -> None:
@@ -289,6 +365,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 LAWS: dict[str, Callable[[Bench], None]] = {
     "tables": _tables,
     "locality": _locality,
+    "rows": _rows,
     "shift": _shift,
     "decode": _decode,
     "irregular": _irregular,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Literal, overload
 
@@ -61,15 +62,22 @@ def attend(
     impl          "auto", or a back end by name: that one or an error, never another.
     need_weights  also return the weights [B, H, Lq, Lk].
 
-    Tables and softmax are computed in float32 or wider. A query that may see no key gets zeros.
+    Tables and softmax are computed in float32 or wider. A query that may see no key gets zeros. Keys and values must be
+    finite where they are masked too: 0 · NaN is NaN, here as in PyTorch.
     """
     # Under autocast tables and the reference would drop to half precision.
-    with torch.autocast(q.device.type if isinstance(q, Tensor) else "cpu", enabled=False):
+    kind = q.device.type if isinstance(q, Tensor) else "cpu"
+    lower = torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    with lower:
         request = prepare(
             q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, causal=causal, scale=scale, dropout=dropout,
             need_weights=need_weights,
         )  # fmt: skip
-        out, weights = _choose(request, impl).attend(request)
+        backend = _choose(request, impl)
+        if request.q.shape[0] == 0 or request.q.shape[2] == 0:  # nobody asks anything
+            nothing = q.new_zeros(*q.shape[:3], v.shape[3])
+            return (nothing, q.new_zeros(*q.shape[:3], k.shape[2])) if need_weights else nothing
+        out, weights = backend.attend(request)
     return (out, weights) if need_weights else out
 
 

@@ -10,6 +10,8 @@ no more than a bounded piece of a [B, H, Lq, Lk, D] tensor exists at a time, for
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,11 +32,18 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
     q, k, v = in_full(request)
     turned = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
     slices = list(_slices(request))
+    again = len(slices) > 1 and torch.is_grad_enabled()
+    if again:
+        # Recomputed in the backward pass, or the slices would add up to the whole tensor again. What it will need then
+        # must be what it is now: masks and positions are copied, changes in the rest are noticed.
+        mask = None if request.mask is None else request.mask.clone()
+        request = replace(request, mask=mask, q_pos=request.q_pos.clone(), k_pos=request.k_pos.clone())
+        tensors = [q, k, v, *turned, *request.terms.tables().values(), *request.scheme.parameters()]
+        versions = [(tensor, tensor._version) for tensor in tensors]
     outs, weights = [], []
     for rows in slices:
-        # Recomputed in the backward pass, or the slices would add up to the whole tensor again.
-        if len(slices) > 1 and torch.is_grad_enabled():
-            out, weight = checkpoint(_attend_rows, request, rows, q, k, v, *turned, use_reentrant=False)
+        if again:
+            out, weight = checkpoint(_attend_again, versions, request, rows, q, k, v, *turned, use_reentrant=False)
         else:
             out, weight = _attend_rows(request, rows, q, k, v, *turned)
         outs.append(out)
@@ -42,6 +51,14 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
             weights.append(weight)
     joined = torch.cat(weights, dim=2).to(request.q.dtype) if request.need_weights else None
     return torch.cat(outs, dim=2).to(request.q.dtype), joined
+
+
+def _attend_again(versions: list[tuple[Tensor, int]], *args: Any) -> tuple[Tensor, Tensor]:
+    if any(tensor._version != version for tensor, version in versions):
+        raise RuntimeError(
+            "q, k, v or a parameter of the scheme was changed in place between the forward and the backward pass"
+        )
+    return _attend_rows(*args)
 
 
 def logits(request: Request) -> Tensor:
@@ -75,9 +92,12 @@ def _attend_rows(
         # Σ_j p_ij u_r: first gather the weight that falls on each offset, then one product with the table.
         value = request.terms.value.to(weight.dtype)
         column = _columns(request, rows, weight)
-        by_offset = weight.new_zeros(*weight.shape[:3], value.shape[1]).scatter_add(-1, column, weight)
-        out = out + by_offset @ value
-    return out, weight
+        if request.offsets.inverse is not None:  # nearly as many offsets as pairs
+            out = out + torch.einsum("bhij,bhijd->bhid", weight, _by_pair(request, value, rows, weight))
+        else:
+            by_offset = weight.new_zeros(*weight.shape[:3], value.shape[1]).scatter_add(-1, column, weight)
+            out = out + by_offset @ value
+    return out if visible is None else out.masked_fill(nothing, 0.0), weight
 
 
 def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Tensor) -> Tensor:
@@ -85,12 +105,10 @@ def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, turned_q: Tenso
     if gain is None:
         product = content @ turned_k.mT
     else:
-        column = request.offsets.columns(request.q_pos, request.k_pos, rows)
-        by_pair = gain.to(content.dtype)[:, column].transpose(0, 1)
-        if gain.ndim == 2:  # [B or 1, H or 1, rows, Lk]
+        by_pair = _by_pair(request, gain.to(content.dtype), rows, content)
+        if gain.ndim == 2:
             product = (content @ turned_k.mT) * by_pair
-        else:  # [B or 1, H or 1, rows, Lk, D]
-            by_pair = by_pair.expand(q.shape[0], q.shape[1], -1, -1, -1)
+        else:
             product = torch.einsum("bhid,bhjd,bhijd->bhij", content, turned_k, by_pair)
     added = added_logits(request, rows, q, k)
     return request.scale * product if added is None else request.scale * product + added
@@ -105,18 +123,45 @@ def added_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor 
     if terms.bias is not None:
         column = request.offsets.columns(request.q_pos, request.k_pos, rows)
         total = _plus(total, terms.bias[:, column].transpose(0, 1))  # [B or 1, H or 1, rows, Lk]
-    if terms.query is not None:
-        by_offset = q[:, :, rows] @ terms.query.mT  # [B, H, rows, R]
-        total = _plus(total, request.scale * by_offset.gather(-1, _columns(request, rows, by_offset)))
-    if terms.key is not None:
-        by_offset = terms.key @ k.mT  # [B, H, R, Lk]
-        total = _plus(total, request.scale * by_offset.gather(-2, _columns(request, rows, by_offset)))
+    if request.offsets.inverse is not None:  # nearly as many offsets as pairs: no use in a product for each of them
+        if terms.query is not None:
+            by_pair = _by_pair(request, terms.query, rows, q)
+            total = _plus(total, request.scale * torch.einsum("bhid,bhijd->bhij", q[:, :, rows], by_pair))
+        if terms.key is not None:
+            by_pair = _by_pair(request, terms.key, rows, q)
+            total = _plus(total, request.scale * torch.einsum("bhjd,bhijd->bhij", k, by_pair))
+    elif terms.query is not None or terms.key is not None:
+        total = _plus(total, request.scale * _vector_logits(request, rows, q, k))
     if terms.pair is not None:
         pair = terms.pair(
             q[:, :, rows], k, request.q_pos[:, rows], request.k_pos, scale=request.scale, visible=request.visible(rows)
         )
+        if pair.ndim != 4:
+            raise ValueError(
+                f"{request.scheme}: pair must have four dimensions, [B, H, Lq, Lk]; got {list(pair.shape)}"
+            )
         total = _plus(total, pair.to(request.wide))
     return total
+
+
+def _vector_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor:
+    """q·a_r + k·c_r, [B, H, rows, Lk]: a product with every offset, then the one that belongs to the pair."""
+    terms, total = request.terms, None
+    if terms.query is not None:
+        by_offset = q[:, :, rows] @ terms.query.mT  # [B, H, rows, R]
+        total = _plus(total, by_offset.gather(-1, _columns(request, rows, by_offset)))
+    if terms.key is not None:
+        by_offset = terms.key @ k.mT  # [B, H, R, Lk]
+        total = _plus(total, by_offset.gather(-2, _columns(request, rows, by_offset)))
+    assert total is not None
+    return total
+
+
+def _by_pair(request: Request, table: Tensor, rows: slice, like: Tensor) -> Tensor:
+    """A table [H, R(, D)] for every pair: [B, H, rows, Lk(, D)], with the batch and heads of `like`."""
+    column = request.offsets.columns(request.q_pos, request.k_pos, rows)
+    by_pair = table[:, column].transpose(0, 1)
+    return by_pair.expand(like.shape[0], like.shape[1], *by_pair.shape[2:])
 
 
 def _columns(request: Request, rows: slice, like: Tensor) -> Tensor:
@@ -132,7 +177,8 @@ def _plus(total: Tensor | None, added: Tensor) -> Tensor:
 def _slices(request: Request) -> Iterator[slice]:
     b, h, lq, d = request.q.shape
     terms = request.terms
-    vectors = terms.pair is not None or (terms.gain is not None and terms.gain.ndim == 3)
+    by_pair = any(table.ndim == 3 for table in terms.tables().values()) and request.offsets.inverse is not None
+    vectors = by_pair or terms.pair is not None or (terms.gain is not None and terms.gain.ndim == 3)
     per_row = b * h * request.k.shape[2] * (d if vectors else 1)
-    step = max(1, CHUNK // per_row)
+    step = max(1, CHUNK // max(1, per_row))
     yield from (slice(start, min(start + step, lq)) for start in range(0, lq, step)) if lq else iter([slice(0, 0)])

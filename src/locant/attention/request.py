@@ -5,6 +5,7 @@ Shapes: q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], positions [B or 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,9 +20,9 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class Offsets:
-    """The distinct offsets r of a call, and for every (query, key) the column of its own: r[column] = k_pos − q_pos."""
+    """The offsets r of a call, and for every (query, key) the column of its own: r[column] = k_pos − q_pos."""
 
-    r: Tensor  # [R], increasing
+    r: Tensor  # [R]; consecutive where the positions are dense
     lo: int | Tensor  # r[0] when r is consecutive
     inverse: Tensor | None  # [B or 1, Lq, Lk] when it is not
 
@@ -86,6 +87,10 @@ def prepare(
         remedy = f"; build it once with locant.scheme({scheme!r}, …)" if isinstance(scheme, str) else ""
         raise TypeError(f"scheme must be a locant Scheme or None, got {type(scheme).__name__}{remedy}")
     _check_tensors(q, k, v)
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be True or False, got {causal!r}")
+    if scale is not None and (not isinstance(scale, (int, float)) or not math.isfinite(scale)):
+        raise TypeError(f"scale must be a finite number, got {scale!r}; a learned scale belongs into q")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
     b, _, lq, d = q.shape
@@ -98,7 +103,7 @@ def prepare(
     offsets = _offsets(q_pos, k_pos, consecutive)
     scale = scheme.scale(d) if scale is None else float(scale)
     wide = torch.promote_types(q.dtype, torch.float32)
-    terms = _check_terms(scheme.terms(offsets.r), scheme, q, v, len(offsets.r)).to(wide)
+    terms = _check_terms(scheme.terms(offsets.r), scheme, q, v, offsets.r.shape[0]).to(wide)
     if terms.score is not None:
         inside = scale * terms.score
         terms = replace(terms, bias=inside if terms.bias is None else terms.bias + inside, score=None)
@@ -118,22 +123,26 @@ def _check_dimensions(scheme: Scheme, q: Tensor) -> None:
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    shapes = f"got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}"
+    def shapes() -> str:  # written only when it is read: compiled code has no numbers to write
+        return f"got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}"
+
     if not (q.ndim == k.ndim == v.ndim == 4):
-        raise ValueError(f"q, k and v must be [batch, heads, length, head size]; {shapes}")
+        raise ValueError(f"q, k and v must be [batch, heads, length, head size]; {shapes()}")
     if not (q.dtype == k.dtype == v.dtype) or q.dtype not in FLOATS:
         known = ", ".join(str(x).removeprefix("torch.") for x in FLOATS)
         raise TypeError(f"q, k and v must have one dtype out of {known}; got {q.dtype}, {k.dtype}, {v.dtype}")
     if not (q.device == k.device == v.device):
         raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device}, {v.device}")
     if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"q, k and v must have one batch size, and k and v one length and head count; {shapes}")
+        raise ValueError(f"q, k and v must have one batch size, and k and v one length and head count; {shapes()}")
     if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k must have one head size; {shapes}")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"the query heads must be a multiple of the key/value heads; {shapes}")
+        raise ValueError(f"q and k must have one head size; {shapes()}")
+    if k.shape[1] and q.shape[1] % k.shape[1]:
+        raise ValueError(f"the query heads must be a multiple of the key/value heads; {shapes()}")
+    if 0 in (k.shape[1], q.shape[1], q.shape[3]):
+        raise ValueError(f"there must be at least one head, of at least one dimension; {shapes()}")
     if k.shape[2] == 0:
-        raise ValueError(f"there are no keys to attend to; {shapes}")
+        raise ValueError(f"there are no keys to attend to; {shapes()}")
 
 
 def _positions(
@@ -160,13 +169,13 @@ def _positions(
 def _check_positions(name: str, pos: Tensor, b: int, length: int, device: torch.device) -> Tensor:
     if not isinstance(pos, Tensor):
         raise TypeError(f"{name} must be a tensor of integers, got {type(pos).__name__}")
-    if pos.dtype == torch.bool or pos.is_floating_point() or pos.is_complex():
+    if pos.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         raise TypeError(f"{name} must hold integers, got {pos.dtype}; positions between tokens do not exist")
-    if pos.ndim not in (1, 2) or pos.shape[-1] != length or (pos.ndim == 2 and pos.shape[0] not in (1, b)):
+    if pos.ndim not in (1, 2) or pos.shape[-1] != length or (pos.ndim == 2 and pos.shape[0] != 1 and pos.shape[0] != b):
         raise ValueError(f"{name} must be [{length}], or [{b}, {length}] with a row per sequence; got {_shape(pos)}")
     if pos.device != device:
         raise ValueError(f"{name} must be on the device of q, {device}; got {pos.device}")
-    return pos.reshape(-1, length).long()
+    return (pos[None] if pos.ndim == 1 else pos).long()
 
 
 def _offsets(q_pos: Tensor, k_pos: Tensor, consecutive: bool) -> Offsets:
@@ -175,6 +184,9 @@ def _offsets(q_pos: Tensor, k_pos: Tensor, consecutive: bool) -> Offsets:
     if consecutive or lq == 0:  # known without looking at the values
         lo = 1 - lk
         return Offsets(torch.arange(lo, lo + lq + lk - 1 if lq else lo + 1, device=device), lo, None)
+    if torch.compiler.is_compiling():  # compiled code cannot look at the values: a column for every pair
+        r = k_pos[:, None, :] - q_pos[:, :, None]
+        return Offsets(r.flatten(), 0, torch.arange(r.numel(), device=device).view(r.shape))
     lo = int((k_pos.amin(-1) - q_pos.amax(-1)).min())
     hi = int((k_pos.amax(-1) - q_pos.amin(-1)).max())
     # Tables over all of a range with large gaps would be mostly unused, and may not fit into memory.
@@ -192,7 +204,7 @@ def _check_terms(terms: Terms, scheme: Scheme, q: Tensor, v: Tensor, n: int) -> 
         size = v.shape[3] if name == "value" else d
         if table.ndim < 2 or table.shape[1] != n:
             raise ValueError(f"{scheme}: {name} must have a column for each of the {n} offsets, got {_shape(table)}")
-        if table.shape[0] not in (1, h):
+        if table.shape[0] != 1 and table.shape[0] != h:  # compiled: `in` does not see symbolic sizes
             raise ValueError(f"{scheme}: {name} must be for 1 head (shared) or {h}, got {_shape(table)}")
         vector = name in ("query", "key", "value") or (name == "gain" and table.ndim == 3)
         if table.ndim != (3 if vector else 2):
@@ -212,7 +224,7 @@ def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
     if mask is None:
         return None
     b, h, lq, _ = q.shape
-    expected = f"[{b}, {lk}] (keys that exist) or anything that broadcasts to [{b}, {h}, {lq}, {lk}]"
+    expected = f"[{b}, {lk}] (keys that exist), [{lq}, {lk}], or 4-D and broadcast to [{b}, {h}, {lq}, {lk}]"
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(
@@ -221,7 +233,6 @@ def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
         )
     if mask.device != q.device:
         raise ValueError(f"mask must be on the device of q, {q.device}; got {mask.device}")
-    wrong = ValueError(f"mask must be {expected}; got {_shape(mask)}")
     if mask.ndim == 2:
         per_key = mask.shape in ((b, lk), (1, lk))
         per_query = mask.shape in ((lq, lk), (1, lk))
@@ -231,10 +242,10 @@ def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
                 f"write mask[:, None, None, :] or mask[None, None]"
             )
         if not (per_key or per_query):
-            raise wrong
+            raise ValueError(f"mask must be {expected}; got {_shape(mask)}")
         mask = mask[:, None, None, :] if per_key else mask[None, None]
     if mask.ndim != 4 or any(got not in (1, full) for got, full in zip(mask.shape, (b, h, lq, lk), strict=True)):
-        raise wrong
+        raise ValueError(f"mask must be {expected}; got {_shape(mask)}")
     return mask.expand(-1, -1, -1, lk)
 
 

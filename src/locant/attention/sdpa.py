@@ -53,7 +53,7 @@ def attend(request: Request) -> tuple[Tensor, None]:
         dropout_p=request.dropout,
         is_causal=by_index,
         scale=request.scale,
-        enable_gqa=k.shape[1] != q.shape[1],
+        enable_gqa=True if k.shape[1] != q.shape[1] else False,  # noqa: SIM210 - a bool, also of symbolic sizes
     )
     out = out if nothing is None else out.masked_fill(nothing, 0.0)
     return out.to(request.q.dtype), None

@@ -41,6 +41,9 @@ class Scheme(nn.Module):
     max_length: int | None = None
     """Positions must be below this; None if any position will do."""
 
+    planes: tuple[str, int] | None = None
+    """For a scheme that rotates: which pairs of coordinates. Rotations of the same pairs commute."""
+
     given: dict[str, Any]
     """The constructor arguments as they were written, so that str() gives the spec back."""
 
@@ -61,7 +64,7 @@ class Scheme(nn.Module):
         return q, k
 
     def terms(self, r: Tensor) -> Terms:
-        """Tables over the offsets r (1-D, integer, increasing): column c belongs to r[c].
+        """Tables over the offsets r (1-D, integer, in any order): column c belongs to r[c].
 
         A column depends on its own offset alone. Tables are float32 or wider whatever the parameters are.
         """
@@ -109,9 +112,21 @@ def exact(x: Tensor) -> Tensor:
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
+def check_positions(scheme: Scheme, pos: Tensor) -> Tensor:
+    """Positions as int64; TypeError for anything but integers."""
+    if pos.dtype == torch.bool or pos.is_floating_point() or pos.is_complex():
+        raise TypeError(f"{scheme.name()}: positions must be integers, got {pos.dtype}")
+    return pos.long()
+
+
 def check_int(scheme: Scheme, name: str, value: Any, *, at_least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ValueError(f"{scheme.name()}: {name} must be a whole number ≥ {at_least}, got {value!r}")
+
+
+def check_bool(scheme: Scheme, name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{scheme.name()}: {name} must be True or False, got {value!r}")
 
 
 def check_float(scheme: Scheme, name: str, value: Any, *, above: float) -> None:

@@ -31,28 +31,27 @@ class Cope(Scheme):
         self.table = nn.Parameter(torch.zeros(table_heads(self, 1, heads, n_heads), positions, head_dim))
 
     def terms(self, r: Tensor) -> Terms:
-        return Terms(pair=self.pair)
+        # The table as it is now: the backward pass may call `pair` again when the module has another.
+        table, last = wide(self.table), self.positions - 1
 
-    def pair(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float, visible: Tensor | None
-    ) -> Tensor:
-        gates = torch.sigmoid(scale * (q @ k.mT))  # [B, H, Lq, Lk]
-        if visible is not None:
-            gates = gates * visible
-        # Keys in the order of their positions, then sums from the last one back. Keys that share a position share
-        # the sum: `first` is where a key's position begins in that order.
-        order = k_pos.argsort(dim=-1)  # [B or 1, Lk]
-        first = torch.searchsorted(k_pos.gather(-1, order), k_pos.contiguous())
-        gates = gates.gather(-1, _as_keys(order, gates))
-        counted = gates.flip(-1).cumsum(-1).flip(-1).gather(-1, _as_keys(first, gates))
-        counted = counted.clamp(max=self.positions - 1)
+        def pair(q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float, visible: Tensor | None) -> Tensor:
+            gates = torch.sigmoid(scale * (q @ k.mT))  # [B, H, Lq, Lk]
+            if visible is not None:
+                gates = gates * visible
+            # Keys in the order of their positions, then sums from the last one back. Keys that share a position
+            # share the sum: `first` is where a key's position begins in that order.
+            order = k_pos.argsort(dim=-1)  # [B or 1, Lk]
+            first = torch.searchsorted(k_pos.gather(-1, order), k_pos.contiguous())
+            gates = gates.gather(-1, _as_keys(order, gates))
+            counted = gates.flip(-1).cumsum(-1).flip(-1).gather(-1, _as_keys(first, gates)).clamp(max=last)
 
-        at_whole = q @ wide(self.table).mT  # [B, H, Lq, positions]
-        below = counted.detach().floor()
-        part = counted - below
-        below_index = below.long()
-        above_index = (below_index + 1).clamp(max=self.positions - 1)
-        return at_whole.gather(-1, below_index) * (1 - part) + at_whole.gather(-1, above_index) * part
+            at_whole = q @ table.mT  # [B, H, Lq, positions]
+            below = counted.detach().floor()
+            part = counted - below
+            above = (below.long() + 1).clamp(max=last)
+            return at_whole.gather(-1, below.long()) * (1 - part) + at_whole.gather(-1, above) * part
+
+        return Terms(pair=pair)
 
     def parameter_count(self) -> int:
         return (1 if self.heads == "shared" else self.n_heads) * self.positions * self.head_dim

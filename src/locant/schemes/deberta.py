@@ -37,7 +37,9 @@ class Deberta(Scheme):
         distance, middle = -r, self.buckets // 2
         # Both logarithms in float32, as in the published code: the edges of the buckets depend on the rounding.
         far = distance.abs().clamp(min=middle).float()
-        octaves = torch.log(far / middle) / torch.log(torch.tensor((self.max_distance - 1) / middle))
+        octaves = torch.log(far / middle) / torch.log(
+            torch.tensor((self.max_distance - 1) / middle, dtype=torch.float32)
+        )
         grouped = (torch.ceil(octaves * (middle - 1)) + middle).long() * distance.sign()
         signed = torch.where(distance.abs() <= middle, distance, grouped)
         return (signed + self.buckets).clamp(0, 2 * self.buckets - 1)

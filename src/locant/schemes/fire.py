@@ -33,19 +33,19 @@ class Fire(Scheme):
         self.out = nn.Linear(width, n_heads)
 
     def terms(self, r: Tensor) -> Terms:
-        return Terms(pair=self.pair)
-
-    def pair(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float, visible: Tensor | None
-    ) -> Tensor:
+        # The parameters as they are now: the backward pass may call `pair` again when the module has others.
         c = wide(self.c).abs() + 1e-6  # never 0/0
         threshold = wide(self.threshold).abs() * self.length
-        distance = (k_pos[:, None, :] - q_pos[:, :, None]).abs()  # [B or 1, Lq, Lk]
-        limit = torch.maximum(threshold, q_pos.to(c.dtype)).clamp(min=1.0)[:, :, None]
-        share = torch.log(c * distance + 1) / torch.log(c * limit + 1)
-        hidden = F.relu(F.linear(share[..., None], wide(self.hidden.weight), wide(self.hidden.bias)))
-        out = F.linear(hidden, wide(self.out.weight), wide(self.out.bias))  # [B or 1, Lq, Lk, H]
-        return out.movedim(-1, 1)
+        w1, b1, w2, b2 = map(wide, (self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias))
+
+        def pair(q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float, visible: Tensor | None) -> Tensor:
+            distance = (k_pos[:, None, :] - q_pos[:, :, None]).abs()  # [B or 1, Lq, Lk]
+            limit = torch.maximum(threshold, q_pos.to(c.dtype)).clamp(min=1.0)[:, :, None]
+            share = torch.log(c * distance + 1) / torch.log(c * limit + 1)
+            hidden = F.relu(F.linear(share[..., None], w1, b1))
+            return F.linear(hidden, w2, b2).movedim(-1, 1)  # [B or 1, H, Lq, Lk]
+
+        return Terms(pair=pair)
 
     def parameter_count(self) -> int:
         return 2 + 2 * self.width + (self.width + 1) * self.n_heads

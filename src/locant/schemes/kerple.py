@@ -1,7 +1,10 @@
 """KERPLE: conditionally positive definite kernels of the distance. Chi et al. 2022, arXiv 2205.09921.
 
-kind=log      logit += −p · ln(1 + a·|r|)        p, a > 0
-kind=power    logit += −a · |r|^p                a > 0, 0 < p ≤ 2
+    kind=log      logit += −p · ln(1 + a·|r|)        p, a > 0
+    kind=power    logit += −a · |r|^p                a > 0, 0 < p ≤ 2
+
+The parameters are folded into their domain (|a|, |p|, and p reflected at 2 for the power), so that one that an
+optimiser pushed out of it still gets a gradient and can come back; the authors clamp them at every step.
 """
 
 from __future__ import annotations
@@ -11,8 +14,6 @@ from torch import Tensor, nn
 
 from locant.schemes.base import Scheme, check_choice, check_int, exact, wide
 from locant.terms import Terms
-
-FLOOR = 1e-2  # the authors keep both parameters above this
 
 
 class Kerple(Scheme):
@@ -27,10 +28,13 @@ class Kerple(Scheme):
         self.a = nn.Parameter(torch.rand(n_heads))
 
     def terms(self, r: Tensor) -> Terms:
-        a = wide(self.a).clamp(min=FLOOR)[:, None]
-        p = wide(self.p).clamp(min=FLOOR, max=2.0 if self.kind == "power" else None)[:, None]
+        a, p = wide(self.a).abs()[:, None], wide(self.p).abs()[:, None]
         distance = exact(r.abs()).to(a.dtype)
-        return Terms(bias=-p * torch.log1p(a * distance) if self.kind == "log" else -a * distance**p)
+        if self.kind == "log":
+            return Terms(bias=-p * torch.log1p(a * distance))
+        p = 2 - (2 - p).abs()
+        apart = distance > 0  # 0^p is 0, but its derivatives in p are not numbers
+        return Terms(bias=-a * torch.where(apart, distance, 1.0) ** p * apart)
 
     def parameter_count(self) -> int:
         return 2 * self.n_heads

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from locant.schemes.base import Scheme, check_int
+from locant.schemes.base import Scheme, check_int, check_positions
 
 
 class Learned(Scheme):
@@ -28,6 +28,7 @@ class Learned(Scheme):
         self.table = nn.Parameter(torch.randn(length, d_model) * 0.02)
 
     def embed(self, pos: Tensor) -> Tensor:
+        pos = check_positions(self, pos)
         # Compiled code cannot look at the values; F.embedding itself then stops out-of-range positions.
         if not torch.compiler.is_compiling() and pos.numel():
             low, high = int(pos.min()), int(pos.max())

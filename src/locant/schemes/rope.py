@@ -71,9 +71,12 @@ class Rope(Scheme):
         self.beta_fast, self.beta_slow, self.low, self.high = beta_fast, beta_slow, low, high
         self.head_dim = head_dim
         self.rotary_dim = int(head_dim * partial)
+        if self.rotary_dim < 2:
+            raise ValueError(f"rope: head_dim · partial = {head_dim} · {partial:g} leaves nothing to rotate")
         check_even(self, f"head_dim · partial = {head_dim} · {partial:g}", self.rotary_dim)
         if self.rotary_dim < 4 and scaling in ("ntk", "dynamic"):
             raise ValueError(f"rope: scaling={scaling} needs at least 4 rotated dimensions, got {self.rotary_dim}")
+        self.planes = (layout, self.rotary_dim if layout == "half" else 0)  # t and t + d/2, or 2t and 2t + 1
         # dynamic: the final length changes every angle
         self.shift_invariant = self.pairwise = self.incremental = scaling != "dynamic"
 
@@ -138,7 +141,7 @@ def _yarn(rope: Rope, length: Tensor) -> Tensor:
 
     first = max(math.floor(pair_that_turns(rope.beta_fast)), 0)
     last = min(math.ceil(pair_that_turns(rope.beta_slow)), d - 1)
-    ramp = (exact(torch.arange(d // 2, device=length.device)) - first) / (max(last - first, 0) or 0.001)
+    ramp = (exact(torch.arange(d // 2, device=length.device)) - first) / (last - first or 0.001)
     slow = ramp.clamp(0, 1)
     fast = _plain(rope, length)
     return fast / rope.factor * slow + fast * (1 - slow)

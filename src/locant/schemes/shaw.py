@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from locant.schemes.base import Scheme, check_int
+from locant.schemes.base import Scheme, check_bool, check_int
 from locant.schemes.table import rows, table_heads
 from locant.terms import Terms
 
@@ -22,6 +22,7 @@ class Shaw(Scheme):
         super().__init__()
         h = table_heads(self, clip, heads, n_heads)
         check_int(self, "head_dim", head_dim, at_least=1)
+        check_bool(self, "values", values)
         self.clip, self.heads, self.values = clip, heads, values
         self.n_heads, self.head_dim = n_heads, head_dim
         self.table = nn.Parameter(torch.randn(h, 2 * clip + 1, head_dim) * 0.02)

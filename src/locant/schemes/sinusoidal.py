@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from locant.schemes.base import Scheme, check_even, check_float, check_int, exact
+from locant.schemes.base import Scheme, check_even, check_float, check_int, check_positions, exact
 
 
 class Sinusoidal(Scheme):
@@ -31,7 +31,7 @@ class Sinusoidal(Scheme):
         self.register_buffer("dtype", torch.zeros(()), persistent=False)
 
     def embed(self, pos: Tensor) -> Tensor:
-        angle = exact(pos)[..., None] * frequencies(self.d_model, self.theta, pos.device)
+        angle = exact(check_positions(self, pos))[..., None] * frequencies(self.d_model, self.theta, pos.device)
         return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2).to(self.dtype)
 
 

@@ -31,10 +31,13 @@ class Sum(Scheme):
                 if hasattr(part, dim):
                     setattr(self, dim, getattr(part, dim))
         # A vector gain does not commute with rotations: (R_i q)ᵀ diag(g_r) (R_j k) depends on i and j, not on r alone.
-        mixed = any(_rotates(part) for part in flat) and any(_has_vector_gain(part) for part in flat)
-        self.shift_invariant = all(part.shift_invariant for part in flat) and not mixed
-        self.pairwise = all(part.pairwise for part in flat)
-        self.incremental = all(part.incremental for part in flat)
+        rotations = [part for part in flat if _rotates(part)]
+        mixed = bool(rotations) and any(_has_vector_gain(part) for part in flat)
+        # Nor do rotations of different pairs of coordinates commute with each other.
+        tangled = len(rotations) > 1 and (len({part.planes for part in rotations}) > 1 or rotations[0].planes is None)
+        self.shift_invariant = all(part.shift_invariant for part in flat) and not mixed and not tangled
+        self.pairwise = all(part.pairwise for part in flat) and not tangled
+        self.incremental = all(part.incremental for part in flat) and not tangled
         self.max_length = min((part.max_length for part in flat if part.max_length is not None), default=None)
 
     def schemes(self) -> list[Scheme]:
@@ -67,7 +70,7 @@ class Sum(Scheme):
         return own.pop() if own else usual
 
     def parameter_count(self) -> int:
-        return sum(part.parameter_count() for part in self.schemes())
+        return sum(part.parameter_count() for part in set(self.schemes()))  # a part that is there twice is shared
 
     def __str__(self) -> str:
         return "+".join(map(str, self.parts))

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from locant.schemes.base import Scheme, check_int, wide
+from locant.schemes.base import Scheme, check_bool, check_int, wide
 from locant.terms import Terms
 
 
@@ -23,6 +23,7 @@ class T5(Scheme):
 
     def __init__(self, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True, n_heads: int) -> None:
         super().__init__()
+        check_bool(self, "bidirectional", bidirectional)
         sides = 2 if bidirectional else 1
         check_int(self, "buckets", buckets, at_least=2 * sides)
         check_int(self, "n_heads", n_heads, at_least=1)

@@ -4,7 +4,8 @@
 
 so that the pair t of the product is multiplied by ζ_t^{(i−j)/base}: it fades towards the past and grows towards
 the future, which is why xPos is meant for causal models. The growth is taken from the middle of the positions of
-each row, and in float64 where the span would overflow the dtype given.
+each row, and in float64 where the span would overflow the dtype given. Where float64 would overflow it refuses
+(compiled code, which cannot look at positions, gives inf or NaN there).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Xpos(Scheme):
         check_choice(self, "layout", layout, LAYOUTS)
         check_int(self, "head_dim", head_dim, at_least=2)
         check_even(self, "head_dim", head_dim)
+        self.planes = (layout, head_dim if layout == "half" else 0)
         self.theta, self.base, self.gamma, self.layout, self.head_dim = theta, base, gamma, layout, head_dim
 
     def rotate(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
