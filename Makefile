@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types format clean
 
 demo: $(VENV)/ready
 	$(BIN)/locant schemes
@@ -18,6 +18,10 @@ lint: $(VENV)/ready
 
 types: $(VENV)/ready
 	$(BIN)/mypy
+
+format: $(VENV)/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 # torch first and by exact version: a plain "torch" may pull gigabytes of GPU libraries.
 $(VENV)/ready: pyproject.toml constraints.txt

@@ -29,6 +29,24 @@ def test_schemes_prints_every_scheme_with_the_papers_numbers():
         assert word in result.output
 
 
+def test_schemes_of_one_name_shows_its_options():
+    result = run("schemes", "rope")
+    assert result.exit_code == 0
+    assert "Su et al. 2021" in result.output
+    assert "scaling=none" in result.output
+    assert "head_dim" not in result.output.split("Parameters:")[1]
+
+
+def test_schemes_fits_a_narrow_terminal():
+    result = subprocess.run(
+        [sys.executable, "-c", "import locant.cli as c; c.console.width = 80; c.app()", "schemes"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "393,216" in result.stdout
+    assert "65,472" in result.stdout
+    assert "…" not in result.stdout
+
+
 def test_properties_table():
     rows = {row.spec.split(":")[0]: row for row in table()}
     assert all(rows["tisa"].properties.values())
@@ -55,7 +73,7 @@ def test_curve_draws_a_picture_and_its_numbers(tmp_path):
     with out.with_suffix(".csv").open() as file:
         rows = list(csv.DictReader(file))
     alibi = {(row["head"], row["r"]): float(row["value"]) for row in rows if row["scheme"] == "alibi"}
-    assert alibi["0", "-8"] == alibi["0", "8"] == -8 * 2**-2
+    assert alibi["1", "-8"] == alibi["1", "8"] == -8 * 2**-2
     assert len(alibi) == 4 * 21
     assert {row["field"] for row in rows if row["scheme"] == "shaw:clip=3"} == {"query", "value"}
 
@@ -97,6 +115,8 @@ def test_check_passes_and_fails_with_an_exit_code(monkeypatch):
         (["check", "hunag4"], "did you mean 'huang4'"),
         (["curve", "tisa:kernel=3"], "did you mean 'kernels'"),
         (["schemes", "--heads", "5"], "must be a multiple of"),
+        (["schemes", "hunag4"], "did you mean 'huang4'"),
+        (["check", "tisa[/x]"], "'tisa[/x]' names a scheme per layer"),
         (["check", "tisa", "--heads", "5"], "--width must be a multiple of --heads; got 32 and 5"),
         (["curve", "tisa", "-o", "/proc/nowhere/x.png"], "error:"),
     ],

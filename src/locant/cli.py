@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import locant
 from locant import testing
 from locant.analysis import curve as curve_analysis
 from locant.analysis import properties
+from locant.schemes.base import DIMS
 
 app = typer.Typer(
     help="How does a transformer know where its tokens are?",
@@ -56,22 +59,32 @@ def schemes(
     layers: Annotated[int, typer.Option(help="Layers of the model.", min=1)] = 12,
     heads: Heads = 12,
     width: Width = 768,
+    name: Annotated[str | None, typer.Argument(help="One scheme, to read what it is and which options it has.")] = None,
 ) -> None:
     """The table of schemes: parameters for a model of this size (default BERT-base), and six properties."""
+    if name is not None:
+        with _plain_errors():
+            _describe(name)
+        return
     with _plain_errors():
         rows = properties.table(length=length, layers=layers, n_heads=heads, d_model=width)
-    table = Table(title=f"Position schemes for {layers} layers, {heads} heads, width {width}, length {length}")
+    roomy = console.width >= 110
+    title = f"Position schemes for {layers} layers, {heads} heads, width {width}, length {length}"
+    table = Table(title=title, padding=(0, 1) if roomy else 0)
     table.add_column("scheme", style="bold", no_wrap=True)
-    table.add_column("what it is")
-    table.add_column("shared by\nall layers", justify="right")
-    table.add_column("own in\neach layer", justify="right")
+    if roomy:
+        table.add_column("what it is")
+    table.add_column("shared by\nall layers", justify="right", no_wrap=True)
+    table.add_column("own in\neach layer", justify="right", no_wrap=True)
     for name in properties.PROPERTIES:
         table.add_column(SHORT[name], justify="center", no_wrap=True)
     for row in rows:
         ticks = ("[green]✓[/]" if has else "[dim]·[/]" for has in row.properties.values())
-        table.add_row(row.spec, row.what, f"{row.shared:,}", f"{row.own:,}", *ticks)
+        what = [escape(row.what)] if roomy else []
+        table.add_row(row.spec, *what, f"{row.shared:,}", f"{row.own:,}", *ticks)
     console.print(table)
-    console.print("Parameters: tables cover the whole length; an absolute table is there once, whatever the layers.")
+    console.print("Parameters: clipped and absolute tables cover the whole length; an absolute one is there once.")
+    console.print("The options of a scheme: locant schemes NAME")
     for name, meaning in properties.PROPERTIES.items():
         console.print(f"  [bold]{SHORT[name]:4}[/] {name}: {meaning}", highlight=False)
 
@@ -95,19 +108,21 @@ def curve(
             scheme = _build(spec, heads, width, seed)
             new = curve_analysis.curves(scheme, reach)
             if not new:
-                console.print(f"{scheme} does nothing with the offset; there is no curve to draw")
+                console.print(f"{scheme} does nothing with the offset; there is no curve to draw", markup=False)
             found += new
     if not found:
         raise typer.Exit()
     from locant.report import curve as curve_report
 
     with _plain_errors():
+        out = out if out.suffix else out.with_suffix(".png")
         out.parent.mkdir(parents=True, exist_ok=True)
         curve_report.draw(found, out)
         curve_report.write_csv(found, out.with_suffix(".csv"))
     for line in found:
+        console.print(f"{line.spec}: {line.what}", markup=False, highlight=False)
         console.print(curve_report.in_terminal(line, width=min(console.width, 76)), highlight=False, markup=False)
-    console.print(f"picture: {out}\nnumbers: {out.with_suffix('.csv')}")
+    console.print(f"picture: {out}\nnumbers: {out.with_suffix('.csv')}", markup=False, highlight=False)
 
 
 @app.command()
@@ -123,8 +138,21 @@ def check(spec: Spec, heads: Heads = 4, width: Width = 32, seed: Seed = 0) -> No
         console.print(outcome.detail, markup=False, highlight=False)
         broken += outcome.passed is False
     if broken:
-        console.print(f"[red]{broken} laws broken[/]")
+        console.print(f"[red]{broken} {'law' if broken == 1 else 'laws'} broken[/]")
         raise typer.Exit(1)
+
+
+def _describe(name: str) -> None:
+    """What a scheme is, in the words of its file, and its options with their defaults."""
+    if name not in locant.SCHEMES:
+        locant.scheme(name)  # says what exists
+    cls = locant.SCHEMES[name]
+    console.print(inspect.getdoc(inspect.getmodule(cls)), markup=False, highlight=False)
+    console.print()
+    console.print(inspect.getdoc(cls), markup=False, highlight=False)
+    for option, parameter in inspect.signature(cls).parameters.items():
+        if option not in DIMS and parameter.default is not inspect.Parameter.empty:
+            console.print(f"  {option}={parameter.default}", markup=False, highlight=False)
 
 
 def _build(spec: str, heads: int, width: int, seed: int) -> locant.Scheme:
@@ -139,7 +167,7 @@ def _check_plotting() -> None:
         import matplotlib  # noqa: F401
         import plotext  # noqa: F401
     except ImportError as missing:
-        raise ValueError(f"drawing needs {missing.name}; install it with: pip install 'locant[plot]'") from None
+        raise ValueError(f"drawing needs {missing.name}; install it with: pip install matplotlib 'plotext<6'") from None
 
 
 @contextmanager
@@ -148,5 +176,5 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError) as problem:
-        Console(stderr=True, width=console.width).print(f"[red]error:[/] {problem}", highlight=False)
+        Console(stderr=True, width=console.width).print(f"[red]error:[/] {escape(str(problem))}", highlight=False)
         raise typer.Exit(2) from None

@@ -33,7 +33,7 @@ class Curve:
         """Long form, for a csv file."""
         return [
             {"scheme": self.spec, "field": self.field, "head": head, "r": r, "value": value}
-            for head, line in enumerate(self.values)
+            for head, line in enumerate(self.values, start=1)
             for r, value in zip(self.r, line, strict=True)
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import textwrap
 from pathlib import Path
 
 from locant.analysis.curve import Curve
@@ -26,7 +27,7 @@ def draw(curves: list[Curve], path: Path) -> None:
             colour = plt.get_cmap("viridis")(0.9 * head / max(heads - 1, 1))
             axis.plot(curve.r, line, color=colour, linewidth=1.3, label=f"head {head + 1}")
         axis.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-        axis.set_title(curve.spec, fontsize=10, loc="left")
+        axis.set_title(textwrap.fill(curve.spec, 34, break_on_hyphens=False), fontsize=9, loc="left")
         axis.set_title(
             f"{heads} heads, dark to light" if heads > 1 else "all heads", fontsize=7, color="0.45", loc="right"
         )
@@ -58,5 +59,4 @@ def in_terminal(curve: Curve, *, width: int = 76, height: int = 12) -> str:
     for marker, head in zip("•x+o", shown, strict=False):
         name = f"head {head + 1} of {heads}" if heads > 1 else "all heads"
         plotext.plot(curve.r, curve.values[head], marker=marker, label=name)
-    plotext.title(f"{curve.spec}: {curve.what}")
     return str(plotext.uncolorize(plotext.build()))
