@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -142,6 +142,55 @@ def check(spec: Spec, heads: Heads = 4, width: Width = 32, seed: Seed = 0) -> No
         raise typer.Exit(1)
 
 
+@app.command()
+def swap(
+    model: Annotated[str, typer.Argument(help="A folder or hub name of a Hugging Face model.")],
+    spec: Spec,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write; must be new or empty.")],
+    keep_native: Annotated[bool, typer.Option(help="Add the scheme to the model's own positions.")] = False,
+    impl: Annotated[str, typer.Option(help="Back end of the attention.")] = "auto",
+) -> None:
+    """Gives a model another position scheme and saves it, tokenizer included; open it with locant.load."""
+    with _plain_errors():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"{out} is there already and not empty; name another folder")
+        loaded = locant.load(model)
+        before = (
+            locant.native(loaded),
+            loaded.num_parameters(),
+            getattr(loaded.config, "max_position_embeddings", None),
+        )
+        locant.swap(loaded, spec, keep_native=keep_native, impl=impl)
+        loaded.save_pretrained(out)
+        _save_tokenizer(model, loaded, out)
+    plan: Any = loaded.locant_plan
+    layers = sum(len(stack.attentions) for stack in plan.stacks)
+    table = Table(title=f"{type(loaded).__name__}, {layers} attention modules")
+    for column in ("", "before", "after"):
+        table.add_column(column)
+    kept = f"{before[0]} + {spec}" if keep_native else spec
+    table.add_row("positions", escape(str(before[0])), escape(kept))
+    table.add_row("parameters", f"{before[1]:,}", f"{loaded.num_parameters():,}")
+    native_limit = before[2] if keep_native and not plan.replaced else plan.max_length()
+    table.add_row("maximum length", str(before[2] or "none"), str(native_limit or "none"))
+    console.print(table)
+    console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
+
+
+def _save_tokenizer(model: str, loaded: Any, out: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from locant.hf.plan import ANY_LENGTH
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, KeyError):
+        console.print("no tokenizer there; none was saved")
+        return
+    tokenizer.model_max_length = getattr(loaded.config, "max_position_embeddings", ANY_LENGTH)
+    tokenizer.save_pretrained(out)
+
+
 def _describe(name: str) -> None:
     """What a scheme is, in the words of its file, and its options with their defaults."""
     if name not in locant.SCHEMES:
@@ -175,6 +224,6 @@ def _plain_errors() -> Iterator[None]:
     """What a user did wrong is said in one line, without a traceback."""
     try:
         yield
-    except (ValueError, TypeError, OSError) as problem:
+    except (ValueError, TypeError, OSError, NotImplementedError, RuntimeError, ImportError) as problem:
         Console(stderr=True, width=console.width).print(f"[red]error:[/] {escape(str(problem))}", highlight=False)
         raise typer.Exit(2) from None

@@ -1,0 +1,14 @@
+"""Another position scheme for a loaded Hugging Face model. Needs transformers ≥ 5 (`pip install 'locant[hf]'`).
+
+Importing this package teaches transformers to open the folders that `save_pretrained` writes for a swapped model.
+"""
+
+from locant.hf import interface
+from locant.hf.checkpoint import load, register
+from locant.hf.readout import Native, native
+from locant.hf.swapping import swap
+
+interface.register()
+register()
+
+__all__ = ["Native", "load", "native", "swap"]

@@ -1,0 +1,318 @@
+"""How positions get into the models of transformers, and how to take them out exactly.
+
+One class per way. Each can `silence` a stack (the module that runs the layers): put something that adds nothing in the
+place of the native positions, and put a scheme's own embedding there if there is one; and `read` what the model has as
+schemes. What was replaced is returned, so that it can be put back bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from locant.hf.interface import EMBED
+from locant.schemes import T5, Learned, Rope, Scheme
+
+
+@dataclass
+class Replaced:
+    """A module or parameter that was taken out of its place."""
+
+    parent: nn.Module
+    name: str
+    original: Any
+
+    def put_back(self) -> None:
+        for hook in [key for key, hook in self.parent._forward_pre_hooks.items() if hook is _put_patches]:
+            del self.parent._forward_pre_hooks[hook]
+        if hasattr(self.parent, self.name):
+            delattr(self.parent, self.name)
+        if self.original is not None:
+            setattr(self.parent, self.name, self.original)
+
+
+@dataclass(frozen=True)
+class Read:
+    """The positions of a stack as schemes: one for the token embeddings, one per layer."""
+
+    kind: str
+    embed: Scheme | None
+    layers: list[Scheme] | None  # None: nothing inside attention
+
+
+class Mechanism(Protocol):
+    @property
+    def kind(self) -> str: ...
+
+    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]: ...
+
+    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read: ...
+
+    def width(self, stack: nn.Module) -> int:
+        """Size of the vectors that are added to the tokens."""
+        ...
+
+    def length(self, stack: nn.Module) -> int | None:
+        """Number of positions, if there is a last one."""
+        ...
+
+
+def _find(stack: nn.Module, path: str) -> tuple[nn.Module, str]:
+    parent, _, name = path.rpartition(".")
+    return (stack.get_submodule(parent) if parent else stack), name
+
+
+class Embedded(nn.Module):
+    """In the place of a table of absolute positions: what a scheme embeds, or nothing."""
+
+    def __init__(self, scheme: Scheme | None, native: nn.Module | None, shift: int) -> None:
+        super().__init__()
+        self.scheme, self.native, self.shift = scheme, native, shift
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        ids = kwargs.get("position_ids")
+        ids = args[0] if ids is None else ids
+        # A zero without dimensions changes neither the shape nor the dtype of what it is added to.
+        total = torch.zeros((), device=ids.device)
+        if self.native is not None:
+            total = total + self.native(*args, **kwargs)
+        if self.scheme is not None:
+            shift = 0 if "position_ids" in kwargs else self.shift  # OPT adds its shift itself
+            places = ids - shift
+            embedded = self.scheme.embed(places.clamp(min=0))
+            if embedded is not None:  # padding has no position
+                total = total + embedded * (places >= 0).unsqueeze(-1)
+        return total
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of absolute positions, added to the token embeddings (BERT, GPT-2, OPT, …)."""
+
+    path: str
+    shift: int = 0  # rows before the one of the first token
+    kind: str = "absolute"
+
+    def table(self, stack: nn.Module) -> Tensor:
+        weight = stack.get_submodule(self.path).weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
+        if keep and embed is None:
+            return []
+        parent, name = _find(stack, self.path)
+        original = getattr(parent, name)
+        setattr(parent, name, Embedded(embed, original if keep else None, self.shift))
+        return [Replaced(parent, name, original)]
+
+    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+        return Read(self.kind, _learned(self.table(stack)[self.shift :]), None)
+
+    def width(self, stack: nn.Module) -> int:
+        return self.table(stack).shape[1]
+
+    def length(self, stack: nn.Module) -> int:
+        return self.table(stack).shape[0] - self.shift
+
+
+class EmbeddedPatches(nn.Module):
+    """The same for a model that adds its table as a parameter: what stands in its place is made before each forward."""
+
+    def __init__(self, scheme: Scheme | None, native: nn.Parameter | None, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.scheme, self.native, self.shape = scheme, native, shape
+
+    def forward(self, like: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=like.dtype, device=like.device).expand(1, *self.shape)
+        if self.native is not None:
+            total = total + self.native
+        if self.scheme is not None:
+            embedded = self.scheme.embed(torch.arange(self.shape[0], device=like.device))
+            assert embedded is not None
+            total = total + embedded.to(like.dtype)
+        return total
+
+
+def _put_patches(module: nn.Module, args: Any) -> None:
+    like = next(module.parameters())
+    module.__dict__["position_embeddings"] = getattr(module, EMBED)(like)
+
+
+@dataclass(frozen=True)
+class Patches:
+    """A parameter [1, patches + 1, width] added to the class token and the patches of an image (ViT)."""
+
+    path: str = "embeddings.position_embeddings"
+    kind: str = "absolute"
+
+    def table(self, stack: nn.Module) -> nn.Parameter:
+        parent, name = _find(stack, self.path)
+        table = parent._parameters[name]
+        assert table is not None
+        return table
+
+    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
+        if keep and embed is None:
+            return []
+        parent, name = _find(stack, self.path)
+        original = self.table(stack)
+        delattr(parent, name)
+        parent.add_module(EMBED, EmbeddedPatches(embed, original if keep else None, tuple(original.shape[1:])))
+        parent.register_forward_pre_hook(_put_patches)
+        return [Replaced(parent, name, original), Replaced(parent, EMBED, None)]
+
+    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+        return Read(self.kind, _learned(self.table(stack)[0]), None)
+
+    def width(self, stack: nn.Module) -> int:
+        return self.table(stack).shape[2]
+
+    def length(self, stack: nn.Module) -> int:
+        return self.table(stack).shape[1]
+
+
+class Unturned(nn.Module):
+    """In the place of a rotary embedding: cos = 1 and sin = 0 turn nothing."""
+
+    def __init__(self, pairs: int) -> None:
+        super().__init__()
+        self.pairs = pairs
+
+    def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        one = torch.ones((), dtype=x.dtype, device=x.device).expand(*position_ids.shape, 2 * self.pairs)
+        return one, torch.zeros_like(one[:1, :1]).expand_as(one)
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """cos and sin made once per forward and applied in every layer (Llama and most since)."""
+
+    path: str = "rotary_emb"
+    layout: str | None = "half"  # None: not known, so that it can be silenced but not read
+    kind: str = "rotary"
+
+    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
+        parent, name = _find(stack, self.path)
+        original = getattr(parent, name)
+        setattr(parent, name, Unturned(_speeds(original)[0].shape[0]))
+        return [Replaced(parent, name, original), *_add_embedding(stack, embed)]
+
+    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+        if self.layout is None:
+            raise NotImplementedError(f"{type(stack).__name__}: how its rotary positions pair coordinates is not known")
+        rotary = stack.get_submodule(self.path)
+        return Read(self.kind, None, [_rope(stack, rotary, attention, self.layout) for attention in attentions])
+
+    def width(self, stack: nn.Module) -> int:
+        return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
+
+    def length(self, stack: nn.Module) -> None:
+        return None
+
+
+class Unbiased(nn.Module):
+    """In the place of T5's table of biases: zeros, without their memory."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.__dict__["weight"] = torch.zeros(0)  # transformers initialises it; neither a parameter nor saved
+
+    def forward(self, bucket: Tensor) -> Tensor:
+        return torch.zeros((), device=bucket.device).expand(*bucket.shape, self.n_heads)
+
+
+@dataclass(frozen=True)
+class Bias:
+    """T5: a bias per head and bucket of offsets, made in the first layer and used in all."""
+
+    path: str = "block.0.layer.0.SelfAttention.relative_attention_bias"
+    kind: str = "bias"
+
+    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
+        parent, name = _find(stack, self.path)
+        original = getattr(parent, name)
+        setattr(parent, name, Unbiased(original.weight.shape[1]))
+        return [Replaced(parent, name, original), *_add_embedding(stack, embed)]
+
+    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+        parent, name = _find(stack, self.path)
+        weight = getattr(parent, name).weight
+        scheme = T5(
+            buckets=weight.shape[0],
+            max_distance=parent.relative_attention_max_distance,  # type: ignore[arg-type]
+            bidirectional=not parent.is_decoder,
+            n_heads=weight.shape[1],
+        ).to(weight)
+        with torch.no_grad():
+            scheme.table.copy_(weight.mT)
+        return Read(self.kind, None, [scheme] * len(attentions))
+
+    def width(self, stack: nn.Module) -> int:
+        return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
+
+    def length(self, stack: nn.Module) -> None:
+        return None
+
+
+def _add_embedding(stack: nn.Module, embed: Scheme | None) -> list[Replaced]:
+    if embed is None:
+        return []
+    stack.add_module(EMBED, embed)
+    return [Replaced(stack, EMBED, None)]
+
+
+def _learned(table: Tensor) -> Learned:
+    scheme = Learned(length=table.shape[0], d_model=table.shape[1]).to(table)
+    with torch.no_grad():
+        scheme.table.copy_(table)
+    return scheme
+
+
+def _speeds(rotary: nn.Module, layer_type: str | None = None) -> tuple[Tensor, float]:
+    """Radians per position and the factor on cos and sin, as the model has them now."""
+    for prefix in (f"{layer_type}_", "full_attention_", ""):
+        speed = getattr(rotary, f"{prefix}inv_freq", None)
+        if speed is not None:
+            return speed, float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
+    raise NotImplementedError(f"{type(rotary).__name__} has no inv_freq: a kind of rotary embedding not known here")
+
+
+def _rope(stack: nn.Module, rotary: nn.Module, attention: nn.Module, layout: str) -> Rope:
+    """The rotary settings of one layer, read from the config and compared with the frequencies in use."""
+    config: Any = stack.config
+    types = getattr(config, "layer_types", None)
+    layer_type = types[attention.layer_idx] if types is not None else None
+    parameters = config.rope_parameters
+    if layer_type is not None and layer_type in parameters:
+        parameters = parameters[layer_type]
+    speed, magnitude = _speeds(rotary, layer_type)
+    head_dim = int(attention.head_dim) if hasattr(attention, "head_dim") else int(attention.head_size)  # type: ignore[arg-type]
+
+    kind = parameters.get("rope_type", "default")
+    names = {"factor": "factor", "original_max_position_embeddings": "original", "beta_fast": "beta_fast",
+             "beta_slow": "beta_slow", "low_freq_factor": "low", "high_freq_factor": "high"}  # fmt: skip
+    options: dict[str, Any] = {ours: parameters[theirs] for theirs, ours in names.items() if parameters.get(theirs)}
+    if kind == "dynamic":
+        options["original"] = config.max_position_embeddings
+    if kind == "default":
+        options = {}
+    scaling = "none" if kind == "default" else kind
+    rope = Rope(
+        theta=float(parameters["rope_theta"]),
+        layout=layout,
+        partial=2 * speed.shape[0] / head_dim,
+        scaling=scaling,
+        head_dim=head_dim,
+        **options,
+    )
+    ours = rope.frequencies(torch.ones(1, dtype=torch.long)).flatten().to(speed)
+    if not torch.allclose(ours, speed, rtol=1e-4, atol=0) or abs(rope.magnitude() - magnitude) > 1e-4:
+        raise NotImplementedError(
+            f"the rotary settings {parameters} of {type(stack).__name__} cannot be read as {rope}"
+        )
+    return rope

@@ -1,0 +1,265 @@
+"""A plan: which scheme sits where in a model. `attach` carries it out, `detach` undoes it bit for bit.
+
+Everything a plan names is relative to `model.base_model`, so that a plan of BertModel fits BertForMaskedLM too.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from locant.hf import interface
+from locant.hf.families import OUTSIDE, Family, family_of
+from locant.hf.mechanisms import Replaced
+from locant.schemes import Scheme
+from locant.spec import scheme as from_spec
+
+STATE = "locant_plan"
+ANY_LENGTH = 2**20
+"""What config.max_position_embeddings says of a model without a last position."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A self-attention module of a stack, by its name."""
+
+    name: str
+    n_heads: int
+    head_dim: int
+
+
+@dataclass
+class StackPlan:
+    path: str
+    attentions: list[Attention]
+    schemes: list[Scheme]  # one per attention; the same object where it is shared
+    embed: Scheme | None
+    width: int
+
+
+@dataclass
+class Plan:
+    stacks: list[StackPlan]
+    impl: str = "auto"
+    keep_native: bool = False
+    replaced: list[Replaced] = field(default_factory=list)
+    before: dict[str, Any] = field(default_factory=dict)
+    native_is_lost: bool = False  # opened from a folder, which holds the new positions only
+
+    def schemes(self) -> list[Scheme]:
+        """Every scheme of the model, each once."""
+        every = [scheme for stack in self.stacks for scheme in [*stack.schemes, stack.embed] if scheme is not None]
+        return list({id(scheme): scheme for scheme in every}.values())
+
+    def max_length(self) -> int | None:
+        return min((scheme.max_length for scheme in self.schemes() if scheme.max_length is not None), default=None)
+
+    def to_config(self) -> dict[str, Any]:
+        def layers(stack: StackPlan) -> list[dict[str, Any]]:
+            first = {id(scheme): index for index, scheme in reversed(list(enumerate(stack.schemes)))}
+            return [
+                {
+                    "module": attention.name,
+                    "n_heads": attention.n_heads,
+                    "head_dim": attention.head_dim,
+                    "scheme": str(scheme),
+                    "same_as": None if first[id(scheme)] == index else first[id(scheme)],
+                }
+                for index, (attention, scheme) in enumerate(zip(stack.attentions, stack.schemes, strict=True))
+            ]
+
+        return {
+            "format": 1,
+            "impl": self.impl,
+            "keep_native": self.keep_native,
+            "stacks": [
+                {
+                    "path": stack.path,
+                    "width": stack.width,
+                    "embed": None if stack.embed is None else str(stack.embed),
+                    "layers": layers(stack),
+                }
+                for stack in self.stacks
+            ],
+        }
+
+    @staticmethod
+    def from_config(data: dict[str, Any]) -> Plan:
+        if data.get("format") != 1:
+            raise ValueError(f"this folder was written by a newer locant (format {data.get('format')!r}; this reads 1)")
+        stacks = []
+        for stack in data["stacks"]:
+            schemes: list[Scheme] = []
+            for layer in stack["layers"]:
+                dims = {"n_heads": layer["n_heads"], "head_dim": layer["head_dim"], "d_model": stack["width"]}
+                same = layer["same_as"]
+                schemes.append(from_spec(layer["scheme"], **dims) if same is None else schemes[same])
+            embed = None
+            if stack["embed"] is not None:
+                dims = {"n_heads": layer["n_heads"], "head_dim": layer["head_dim"], "d_model": stack["width"]}
+                embed = from_spec(stack["embed"], **dims)
+            attentions = [Attention(x["module"], x["n_heads"], x["head_dim"]) for x in stack["layers"]]
+            stacks.append(StackPlan(stack["path"], attentions, schemes, embed, stack["width"]))
+        return Plan(stacks, data["impl"], data["keep_native"], native_is_lost=True)
+
+
+def plan_of(model: nn.Module) -> Plan | None:
+    """The plan a model was swapped by; None for a model as transformers made it."""
+    found: Plan | None = model.__dict__.get(STATE)
+    return found
+
+
+def attach(model: PreTrainedModel, plan: Plan) -> None:
+    """Silences the native positions, puts the schemes in, and switches the attention."""
+    from locant.hf.checkpoint import save_pretrained
+
+    family, base, config = family_of(model), model.base_model, model.config
+    plan.replaced = []
+    plan.before = {"implementation": config._attn_implementation}
+    for module in {model, base}:
+        module.__dict__[STATE] = plan
+    for stack_plan in plan.stacks:
+        stack = base.get_submodule(stack_plan.path)
+        plan.replaced += family.mechanism.silence(stack, stack_plan.embed, plan.keep_native)
+        owned: set[int] = set()
+        for attention, scheme in zip(stack_plan.attentions, stack_plan.schemes, strict=True):
+            module = base.get_submodule(attention.name)
+            if id(scheme) in owned:  # shared: it belongs to the first layer, the others only know it
+                module.__dict__[interface.NAME] = scheme
+            else:
+                module.add_module(interface.NAME, scheme)
+                owned.add(id(scheme))
+            module.__dict__["locant_impl"] = plan.impl
+        interface.follow(stack, count=family.count, shift=family.shift)
+    if hasattr(config, "max_position_embeddings"):
+        plan.before["max_position_embeddings"] = config.max_position_embeddings
+        if not plan.keep_native or plan.replaced:
+            config.max_position_embeddings = plan.max_length() or ANY_LENGTH
+    config.locant = plan.to_config()
+    model.set_attn_implementation(interface.NAME)
+    for module in {model, base}:
+        module.__dict__["save_pretrained"] = types.MethodType(save_pretrained, module)
+
+
+def detach(model: PreTrainedModel) -> Plan:
+    """Puts everything back as it was, also after an `attach` that failed half-way; returns the plan."""
+    plan = plan_of(model)
+    assert plan is not None
+    base = model.base_model
+    here = next(base.parameters())
+    for stack_plan in plan.stacks:
+        interface.unfollow(base.get_submodule(stack_plan.path))
+        for attention in stack_plan.attentions:
+            module = base.get_submodule(attention.name)
+            module.__dict__.pop(interface.NAME, None)
+            module._modules.pop(interface.NAME, None)
+            module.__dict__.pop("locant_impl", None)
+    for replaced in reversed(plan.replaced):
+        if replaced.original is not None and not plan.native_is_lost:
+            _move(replaced.original, here)  # the model may have been moved since
+        replaced.put_back()
+    model.set_attn_implementation(plan.before["implementation"])
+    if "max_position_embeddings" in plan.before:
+        model.config.max_position_embeddings = plan.before["max_position_embeddings"]
+    model.config.__dict__.pop("locant", None)
+    for module in {model, base}:
+        module.__dict__.pop(STATE, None)
+        module.__dict__.pop("save_pretrained", None)
+    return plan
+
+
+def _move(original: nn.Module | nn.Parameter, here: Tensor) -> None:
+    if isinstance(original, nn.Parameter):
+        original.data = original.data.to(here.device, here.dtype)
+    else:
+        # Frequencies stay in the dtype they are in: transformers keeps them in float32 as well.
+        original.to(here.device, here.dtype) if any(True for _ in original.parameters()) else original.to(here.device)
+
+
+def own_config(model: PreTrainedModel) -> None:
+    """Gives a model configs of its own: switching the attention must not reach a model that shares them."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        config = module.__dict__.get("config")
+        if config is not None:
+            module.config = copy.deepcopy(config, memo)
+
+
+def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[Attention]]:
+    """The self-attention modules of each stack in the order they run, found by running them once."""
+    base = model.base_model
+    names = {module: name for name, module in base.named_modules()}
+    paths = family.stacks(base)
+    calls: dict[str, list[Attention]] = {path: [] for path in paths}
+
+    def record(module: nn.Module, query: Tensor, key: Tensor, positions: Any) -> None:
+        name = names.get(module)
+        lengths = query.shape[2], key.shape[2]
+        for path in paths:
+            # In an encoder-decoder the probe has unequal lengths: attention from one to the other is not ours.
+            if name is not None and (not path or name.startswith(f"{path}.")) and lengths[0] == lengths[1]:
+                calls[path].append(Attention(name, query.shape[1], query.shape[3]))
+
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation(interface.NAME)
+    try:
+        with interface.watched(record):
+            run_probe(base)
+    finally:
+        model.set_attn_implementation(implementation)
+    for path, found in calls.items():
+        expected = _layers(base.get_submodule(path))
+        if len(found) == 0 or (expected is not None and len(found) != expected):
+            kind = model.config.model_type
+            raise NotImplementedError(
+                f"{kind} models cannot be swapped: {len(found)} of {expected} layers called the attention; {OUTSIDE}"
+            )
+    return {path: list(dict.fromkeys(found)) for path, found in calls.items()}  # ALBERT runs one module many times
+
+
+def _layers(stack: nn.Module) -> int | None:
+    for name in ("num_hidden_layers", "num_layers"):
+        number = getattr(stack.config, name, None)
+        if isinstance(number, int):
+            return number
+    return None
+
+
+@torch.no_grad()
+def run_probe(base: nn.Module) -> Tensor:
+    """The last hidden states for a few tokens (or one small image), in eval mode, which is put back after."""
+    with _evaluating(base):
+        device = next(base.parameters()).device
+        if getattr(base, "main_input_name", "input_ids") == "pixel_values":
+            config: Any = base.config
+            size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+            pixels = torch.linspace(-1, 1, config.num_channels * size * size, device=device).sin()
+            inputs = {"pixel_values": pixels.view(1, config.num_channels, size, size).to(next(base.parameters()).dtype)}
+        else:
+            vocabulary = base.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+            tokens = (torch.arange(3, 10, device=device) % vocabulary)[None]
+            inputs = {"input_ids": tokens}
+            if getattr(base.config, "is_encoder_decoder", False) and hasattr(base, "decoder"):
+                inputs["decoder_input_ids"] = tokens[:, :5]
+        output = base(**inputs)
+    hidden: Tensor = output.last_hidden_state if "last_hidden_state" in output else output.logits
+    return hidden.float()
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    training = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, flag in training.items():
+            part.training = flag

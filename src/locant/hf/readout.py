@@ -1,0 +1,62 @@
+"""`native`: what positions a model has now, as schemes. `swap(model, native(model))` leaves its outputs as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from locant.hf.families import family_of
+from locant.hf.mechanisms import Read
+from locant.hf.plan import find_attentions, plan_of
+from locant.schemes import T5, Learned, Rope
+
+
+@dataclass(frozen=True)
+class Native:
+    """The positions of a model. One `Read` per stack: an encoder-decoder has two, the others one."""
+
+    kind: str  # "absolute", "rotary", "bias", or "swapped"
+    stacks: tuple[Read, ...]
+
+    @property
+    def table(self) -> Tensor | None:
+        """The absolute positions [length, width], if there is a table."""
+        embed = self.stacks[0].embed
+        return embed.table.detach() if isinstance(embed, Learned) else None
+
+    @property
+    def bias(self) -> list[Tensor] | None:
+        """The biases [heads, buckets] of each layer, if they are T5's."""
+        layers = [scheme for stack in self.stacks for scheme in stack.layers or []]
+        tables = [scheme.table.detach() for scheme in layers if isinstance(scheme, T5)]
+        return tables if tables and len(tables) == len(layers) else None
+
+    @property
+    def rotary(self) -> list[str] | None:
+        """The rotary settings of each layer as spec strings, if positions are rotary."""
+        layers = [scheme for stack in self.stacks for scheme in stack.layers or []]
+        return [str(scheme) for scheme in layers] if layers and all(isinstance(s, Rope) for s in layers) else None
+
+    def __str__(self) -> str:
+        def spell(read: Read) -> str:
+            layers = list(dict.fromkeys(map(str, read.layers or [])))
+            names = [*([str(read.embed)] if read.embed is not None else []), "/".join(layers)]
+            return "+".join(name for name in names if name) or "nope"
+
+        return f"{self.kind}: {', '.join(map(spell, self.stacks))}"
+
+
+def native(model: PreTrainedModel) -> Native:
+    """Reads out the positions a model has now: its own, or the schemes it was swapped to."""
+    plan = plan_of(model)
+    if plan is not None:
+        return Native("swapped", tuple(Read("swapped", stack.embed, list(stack.schemes)) for stack in plan.stacks))
+    family = family_of(model)
+    reads = []
+    for path, attentions in find_attentions(model, family).items():
+        stack = model.base_model.get_submodule(path)
+        modules = [model.base_model.get_submodule(attention.name) for attention in attentions]
+        reads.append(family.mechanism.read(stack, modules))
+    return Native(family.mechanism.kind, tuple(reads))

@@ -1,0 +1,71 @@
+"""Checkpoints trained with `position_embedding_type` relative_key or relative_key_query (transformers 4).
+
+Transformers 5 no longer has these methods but still accepts the config: such a checkpoint opens as a model with
+absolute positions and one UNEXPECTED line. Here it opens as what it is:
+
+    relative_key          q_i·a_{j−i}                    Shaw et al. without values    shaw:values=false
+    relative_key_query    q_i·a_{j−i} + k_j·a_{j−i}      method 4 of Huang et al.      huang4
+
+The tables are `….attention.self.distance_embedding.weight`, [2·max − 1, head size], shared by the heads, row
+query − key + max − 1, inside 1/√head size. The absolute table of such a checkpoint is not used by it. Past the old
+maximum, where transformers 4 raised an error, the last row is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+from transformers.utils.hub import cached_file
+
+SPECS = {"relative_key": "shaw:values=false,clip={}", "relative_key_query": "huang4:clip={}"}
+KEY = "distance_embedding.weight"
+
+
+def load(path: str | Path, auto: Any, data: dict[str, Any], **kwargs: Any) -> PreTrainedModel:
+    from locant.hf.checkpoint import _class
+    from locant.hf.swapping import swap
+
+    kind = data["position_embedding_type"]
+    tables = {name: table for name, table in _weights(path).items() if name.endswith(KEY)}
+    if not tables:
+        raise ValueError(f"{path}: the config says {kind}, but the weights have no {KEY}")
+    cls = _class(auto, AutoConfig.from_pretrained(path), data)
+    cls_ignores = cls._keys_to_ignore_on_load_unexpected or []
+    cls._keys_to_ignore_on_load_unexpected = [*cls_ignores, KEY.replace(".", r"\.")]  # they are loaded here
+    try:
+        model: PreTrainedModel = cls.from_pretrained(path, **kwargs)
+    finally:
+        cls._keys_to_ignore_on_load_unexpected = cls_ignores
+    largest = (next(iter(tables.values())).shape[0] + 1) // 2
+    swap(model, SPECS[kind].format(largest - 1))
+    layers = {
+        name.removesuffix(".locant"): module for name, module in model.named_modules() if name.endswith(".locant")
+    }
+    for name, table in tables.items():
+        place = name.removesuffix(f".{KEY}")
+        # A head may add a prefix to the names, or a base model be without the one in the file.
+        found = [layer for layer in layers if layer.endswith(f".{place}") or f".{place}".endswith(f".{layer}")]
+        if len(found) != 1:
+            raise ValueError(f"{path}: {name} belongs to no layer of {cls.__name__}")
+        with torch.no_grad():
+            layers.pop(found[0]).table.copy_(table.flip(0)[None])  # their rows go by i − j
+    if layers:
+        raise ValueError(f"{path}: there is no {KEY} for {', '.join(layers)}")
+    return model
+
+
+def _weights(path: str | Path) -> dict[str, Tensor]:
+    """All weights of a checkpoint, in one file; the old ones are often not safetensors."""
+    file = cached_file(str(path), "model.safetensors", _raise_exceptions_for_missing_entries=False)
+    if file is not None:
+        return load_file(file)
+    file = cached_file(str(path), "pytorch_model.bin", _raise_exceptions_for_missing_entries=False)
+    if file is None:
+        raise ValueError(f"{path}: found neither model.safetensors nor pytorch_model.bin")
+    weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+    return weights

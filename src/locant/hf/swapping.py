@@ -1,0 +1,217 @@
+"""`swap`: another position scheme for a loaded model, in place, with everything else kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from locant.attention import BACKENDS
+from locant.hf import interface
+from locant.hf.families import Family, family_of
+from locant.hf.mechanisms import Embedded, EmbeddedPatches
+from locant.hf.plan import Attention, Plan, StackPlan, attach, detach, find_attentions, own_config, plan_of, run_probe
+from locant.hf.readout import Native
+from locant.schemes import Nope, Scheme, Sum
+from locant.spec import per_layer
+
+Spec = str | Scheme | Native | Sequence[str | Scheme]
+
+
+def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native: bool = False) -> PreTrainedModel:
+    """Gives a model another position scheme, in place, and returns it.
+
+    spec          a string ("tisa:kernels=5": a scheme of its own for every layer; "rope/nope": repeated over the
+                  layers), a scheme (shared by all layers), a list with one of these per layer, what `native` returns,
+                  or "native" to put the model's own positions back.
+    impl          the back end of `locant.attend`.
+    keep_native   add the scheme to the model's own positions instead of replacing them.
+
+    Schemes are submodules of the attention modules, as `….locant`. Native positions are taken out exactly: what
+    remains computes what the model would compute without positions. A probe runs the model on a few tokens and makes
+    sure that every layer used its scheme and that position makes a difference; if not, the model is left as it was.
+    """
+    _check(model, impl)
+    old = plan_of(model)
+    if isinstance(spec, str) and spec.strip() == "native":
+        if old is not None:
+            _need_native(old, "put back")
+            detach(model)
+        return model
+    if keep_native and old is not None:
+        _need_native(old, "kept")
+    if old is None:
+        family = family_of(model)
+        own_config(model)
+        found = find_attentions(model, family)
+    else:  # known from the time before; the native positions themselves may not be there to be run
+        family = family_of(model)
+        found = {stack.path: stack.attentions for stack in old.stacks}
+        detach(model)
+    lost = old is not None and old.native_is_lost
+    try:
+        plan = Plan(_resolve(model, family, found, spec, keep_native), impl, keep_native, native_is_lost=lost)
+        try:
+            attach(model, plan)
+            _prove(model, plan)
+        except Exception:
+            detach(model)
+            raise
+    except Exception:
+        if old is not None:
+            attach(model, old)
+        raise
+    return model
+
+
+def _check(model: PreTrainedModel, impl: str) -> None:
+    if not isinstance(model, PreTrainedModel):
+        if hasattr(model, "_orig_mod"):
+            raise TypeError("the model is compiled; swap it first, then call torch.compile")
+        hint = "; swap its transformer: model[0].auto_model" if type(model).__name__ == "SentenceTransformer" else ""
+        raise TypeError(f"swap takes a model of transformers, got {type(model).__name__}{hint}")
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        raise TypeError("the model is compiled; swap it first, then call compile")
+    if impl != "auto" and impl not in BACKENDS:
+        raise ValueError(f"unknown impl {impl!r}; there is: auto, {', '.join(BACKENDS)}")
+
+
+def _need_native(plan: Plan, what: str) -> None:
+    if plan.native_is_lost:
+        raise ValueError(
+            f"the native positions cannot be {what}: this model was opened from a folder that holds the new positions "
+            f"only; load the original model"
+        )
+
+
+def _resolve(
+    model: PreTrainedModel, family: Family, found: dict[str, list[Attention]], spec: Spec, keep_native: bool
+) -> list[StackPlan]:
+    """The schemes of every stack, built and split into what is added to the tokens and what happens in attention."""
+    base, total = model.base_model, sum(map(len, found.values()))
+    if isinstance(spec, Sequence) and not isinstance(spec, str) and len(spec) != total:
+        hint = " (it runs one attention module in all of its layers)" if model.config.model_type == "albert" else ""
+        raise ValueError(f"a list of schemes needs one per layer: got {len(spec)} for {total} attention modules{hint}")
+    if isinstance(spec, Native) and len(spec.stacks) != len(found):
+        raise ValueError(
+            f"these positions were read from {len(spec.stacks)} stacks of layers, this model has {len(found)}"
+        )
+    plans, done = [], 0
+    for index, (path, attentions) in enumerate(found.items()):
+        stack = base.get_submodule(path)
+        width, here = family.mechanism.width(stack), next(stack.parameters())
+        layers: list[Scheme]
+        embed: Scheme | None = None
+        if isinstance(spec, Native):
+            read = spec.stacks[index]
+            if read.layers is not None and len(read.layers) != len(attentions):
+                raise ValueError(f"these positions are for {len(read.layers)} layers, this model has {len(attentions)}")
+            nothing = Nope()
+            embed, layers = read.embed, read.layers or [nothing] * len(attentions)
+        else:
+            entries = spec if isinstance(spec, (str, Scheme)) else spec[done : done + len(attentions)]
+            dims = {"n_heads": attentions[0].n_heads, "head_dim": attentions[0].head_dim, "d_model": width}
+            built = [scheme for scheme in per_layer(entries, len(attentions), **dims) if isinstance(scheme, Scheme)]
+            embed, layers = _split(built)
+        if keep_native:
+            own = family.mechanism.read(stack, [base.get_submodule(attention.name) for attention in attentions]).layers
+            if own is not None:
+                # A copy for each layer: in a sum with something of the layer's own a shared table would be saved twice.
+                layers = [_sum([copy.deepcopy(mine), new]) or new for mine, new in zip(own, layers, strict=True)]
+        _fit(layers, embed, attentions, width)
+        for scheme in [*layers, *([embed] if embed is not None else [])]:
+            scheme.to(here.device, here.dtype)
+        plans.append(StackPlan(path, attentions, layers, embed, width))
+        done += len(attentions)
+    return plans
+
+
+def _split(built: list[Scheme]) -> tuple[Scheme | None, list[Scheme]]:
+    """Absolute positions are added once, before the first layer; the rest belongs to its layer."""
+    embeds, layers, split = [], [], {}
+    for scheme in built:
+        if id(scheme) not in split:
+            parts = scheme.schemes() if isinstance(scheme, Sum) else [scheme]
+            added = [part for part in parts if part.embed(torch.zeros(1, dtype=torch.long)) is not None]
+            rest = [part for part in parts if part not in added]
+            # A scheme may do both; then it stays whole in its layer, and its embedding is used as well.
+            split[id(scheme)] = (_sum(added), scheme if not added else (_sum(rest) or Nope()))
+        embed, layer = split[id(scheme)]
+        embeds.append(embed)
+        layers.append(layer)
+    texts = {str(embed) for embed in embeds}
+    if len(texts) > 1:
+        raise ValueError(
+            f"absolute positions are added once, before the first layer, so that every layer must name the same; "
+            f"got {', '.join(sorted(texts))}"
+        )
+    return embeds[0], layers
+
+
+def _sum(schemes: list[Scheme]) -> Scheme | None:
+    kept = [scheme for scheme in schemes if type(scheme) is not Nope] or schemes
+    return None if not kept else kept[0] if len(kept) == 1 else Sum(*kept)
+
+
+def _fit(layers: list[Scheme], embed: Scheme | None, attentions: list[Attention], width: int) -> None:
+    for scheme, attention in zip(layers, attentions, strict=True):
+        for dim, size in (("n_heads", attention.n_heads), ("head_dim", attention.head_dim)):
+            built = getattr(scheme, dim, size)
+            if built != size:
+                raise ValueError(f"{scheme} was built for {dim}={built}, {attention.name} has {size}")
+    if embed is not None and getattr(embed, "d_model", width) != width:
+        raise ValueError(f"{embed} was built for d_model={embed.d_model}, the token embeddings have {width}")
+
+
+@torch.no_grad()
+def _prove(model: PreTrainedModel, plan: Plan) -> None:
+    """Every layer uses its scheme, and position makes a difference."""
+    base = model.base_model
+    schemes = plan.schemes()
+    before = {parameter: parameter.detach().clone() for scheme in schemes for parameter in scheme.parameters()}
+    generator = torch.Generator().manual_seed(0)
+    used: list[nn.Module] = []
+    tables = [
+        module
+        for module in base.modules()
+        if isinstance(module, (Embedded, EmbeddedPatches)) and module.scheme is not None
+    ]
+    counts = [0] * len(tables)
+
+    def record(module: nn.Module, query: torch.Tensor, key: torch.Tensor, positions: object) -> None:
+        if positions is not None:
+            used.append(module)
+
+    def count(index: int) -> None:
+        counts[index] += 1
+
+    hooks = [table.register_forward_hook(lambda *_, index=index: count(index)) for index, table in enumerate(tables)]
+    try:
+        # Away from where schemes start: there many have, by design, no effect yet.
+        for parameter in before:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.5 * noise.to(parameter.device, parameter.dtype))
+        with interface.watched(record):
+            plain = run_probe(base)
+        with interface.stretched(-3):
+            moved = run_probe(base)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for parameter, value in before.items():
+            parameter.copy_(value)
+    kind = model.config.model_type
+    for stack in plan.stacks:
+        for attention in stack.attentions:
+            if base.get_submodule(attention.name) not in used:
+                raise RuntimeError(
+                    f"{kind}: {attention.name} did not get the positions of its tokens; nothing was changed"
+                )
+    if not all(counts):
+        raise RuntimeError(f"{kind}: the model does not use the place of its position table; nothing was changed")
+    acting = any(type(scheme) is not Nope for stack in plan.stacks for scheme in stack.schemes)
+    if acting and torch.allclose(plain, moved, rtol=0, atol=1e-6 * float(plain.abs().max())):
+        raise RuntimeError(f"{kind}: with {schemes[0]} the outputs do not depend on position; nothing was changed")
