@@ -368,6 +368,20 @@ def test_lora():
     assert all(p.grad is not None for n, p in tuned.named_parameters() if p.requires_grad and "locant" in n)
 
 
+def test_distributed_data_parallel(tmp_path):
+    """DDP complains about parameters that get no gradient: none of ours is one."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(locant.swap(make("bert"), "tisa+learned:length=20").train())
+        for _ in range(2):
+            out = model(**inputs("bert"))
+            (out.last_hidden_state.sum() + out.pooler_output.sum()).backward()
+    finally:
+        dist.destroy_process_group()
+
+
 # ---- refused, by name, and left as it was ----------------------------------------------------------
 
 REFUSED = {

@@ -129,6 +129,8 @@ def load(path: str | Path, auto: Any = None, **kwargs: Any) -> PreTrainedModel:
         inner["max_position_embeddings"] = length
     del inner["locant"]
     config = AutoConfig.for_model(inner.pop("family"), **inner)
+    for name in [name for name in kwargs if hasattr(config, name) and name not in ("dtype", "torch_dtype")]:
+        setattr(config, name, kwargs.pop(name))  # num_labels and the like belong to the config
     cls = _class(auto, config, data)
 
     class Loading(cls):  # type: ignore[misc, valid-type]

@@ -162,6 +162,7 @@ class Patches:
         original = self.table(stack)
         delattr(parent, name)
         parent.add_module(EMBED, EmbeddedPatches(embed, original if keep else None, tuple(original.shape[1:])))
+        parent.__dict__[name] = torch.zeros(1)  # transformers initialises it; made anew before each forward
         parent.register_forward_pre_hook(_put_patches)
         return [Replaced(parent, name, original), Replaced(parent, EMBED, None)]
 
