@@ -2,6 +2,11 @@
 
 It takes whatever is added to the logits (bias, query, key, pair) and refuses, by name, what is not: a gain multiplies
 the content product, a value term changes what is summed, and the kernel does not return weights.
+
+A bias alone, over consecutive positions, is a Toeplitz matrix, b[j − i + Lq − 1], and needs no memory of its own: with
+the queries in reverse order it is b[i' + j], which is a view of b with strides (1, 1). The kernel takes the view as it
+is. Causality is −∞ in b; padding cuts keys off. A bias that is being trained goes the dense way: the kernel has no
+gradient for a mask.
 """
 
 from __future__ import annotations
@@ -26,6 +31,13 @@ def unsupported(request: Request) -> str | None:
 def attend(request: Request) -> tuple[Tensor, None]:
     q, k = request.scheme.rotate(request.q, request.k, request.q_pos, request.k_pos)
     v = request.v.to(q.dtype)  # rotate may widen
+    band, spans = _band(request), _spans(request)
+    if band is not None and spans is not None:
+        return _attend_band(request, q, k, v, band.to(torch.promote_types(band.dtype, q.dtype)), spans), None
+    return _attend_dense(request, q, k, v), None
+
+
+def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     lq, lk = q.shape[2], k.shape[2]
     added = None
     if request.terms.used():
@@ -45,15 +57,86 @@ def attend(request: Request) -> tuple[Tensor, None]:
         mask: Tensor | None = added if visible is None else added.masked_fill(~visible, -torch.inf)
     else:
         mask = visible
-    out = F.scaled_dot_product_attention(
+    mask = None if mask is None else mask.expand(-1, -1, lq, lk)
+    out = _kernel(request, q, k, v, mask, causal=by_index)
+    out = out if nothing is None else out.masked_fill(nothing, 0.0)
+    return out.to(request.q.dtype)
+
+
+def _attend_band(
+    request: Request, q: Tensor, k: Tensor, v: Tensor, band: Tensor, spans: list[tuple[slice, int, int]]
+) -> Tensor:
+    """`band` [H, Lq + Lk − 1] as a strided view, for each group of rows that see the keys first … end − 1."""
+    h, lq, outs = q.shape[1], q.shape[2], []
+    q = q.flip(2)
+    for rows, first, end in spans:
+        keys = slice(first, end)
+        if first == end:  # a sequence that is all padding
+            outs.append(v.new_zeros(rows.stop - rows.start, h, lq, v.shape[3]))
+            continue
+        view = band[:, first : end + lq - 1].unfold(1, end - first, 1)  # [H, Lq, keys], strides (…, 1, 1)
+        mask = view.expand(rows.stop - rows.start, h, -1, -1)
+        outs.append(_kernel(request, q[rows], k[rows, :, keys], v[rows, :, keys], mask, causal=False))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return out.flip(2).to(request.q.dtype)
+
+
+def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+    return F.scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=None if mask is None else mask.expand(-1, -1, lq, lk),
+        attn_mask=mask,
         dropout_p=request.dropout,
-        is_causal=by_index,
+        is_causal=causal,
         scale=request.scale,
         enable_gqa=True if k.shape[1] != q.shape[1] else False,  # noqa: SIM210 - a bool, also of symbolic sizes
     )
-    out = out if nothing is None else out.masked_fill(nothing, 0.0)
-    return out.to(request.q.dtype), None
+
+
+def _band(request: Request) -> Tensor | None:
+    """The bias over j − i + Lq − 1, −∞ where causality forbids; None where it is not all there is, or not a view."""
+    bias = request.terms.bias
+    if bias is None or request.terms.used() != ("bias",) or (bias.requires_grad and torch.is_grad_enabled()):
+        return None
+    if not request.consecutive and not _in_step(request):
+        return None
+    lq, lk = request.q.shape[2], request.k.shape[2]
+    if request.causal:
+        # r = lo + column, and lo is the offset of the first key from the last query
+        lo = request.offsets.lo
+        if not isinstance(lo, int) or lo + lq - 1 > 0:  # the first query would see nothing
+            return None
+        bias = bias.masked_fill(request.offsets.r > 0, -torch.inf)
+    return bias.contiguous() if bias.shape[1] == lq + lk - 1 else None
+
+
+def _in_step(request: Request) -> bool:
+    """Positions go up by one from token to token, and the keys are as far from the queries in every sequence."""
+    if torch.compiler.is_compiling() or request.offsets.inverse is not None:
+        return False
+    q_pos, k_pos = request.q_pos, request.k_pos
+    apart = k_pos[:, 0] - q_pos[:, 0]
+    return bool((q_pos.diff(dim=-1) == 1).all() and (k_pos.diff(dim=-1) == 1).all() and (apart == apart[0]).all())
+
+
+def _spans(request: Request) -> list[tuple[slice, int, int]] | None:
+    """Groups of rows with the keys they see, first … end − 1; None if a mask is more than padding on either side."""
+    b, lk = request.q.shape[0], request.k.shape[2]
+    mask = request.mask
+    if mask is None:
+        return [(slice(0, b), 0, lk)]
+    if torch.compiler.is_compiling() or mask.shape[1] != 1 or not (mask == mask[:, :, :1]).all():
+        return None
+    spans = []
+    keys = mask[:, 0, 0].expand(b, lk)
+    counts, firsts = keys.sum(-1).tolist(), keys.int().argmax(-1).tolist()
+    for row, (count, first) in enumerate(zip(counts, firsts, strict=True)):
+        if count and not bool(keys[row, first : first + count].all()):
+            return None
+        if request.causal and first > 0:  # queries before the first key would see nothing
+            return None
+        spans.append((slice(row, row + 1), first, first + count))
+    if all(span[1:] == spans[0][1:] for span in spans):
+        return [(slice(0, b), *spans[0][1:])]
+    return spans

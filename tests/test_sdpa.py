@@ -1,0 +1,126 @@
+"""The zero-copy way of the sdpa back end: it is taken where it should be, makes no [L, L] tensor, and is right."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import locant
+from locant.attention import sdpa
+from tests import cases
+
+BIASES = ["tisa", "t5", "alibi", "kerple", "sandwich:width=16", "tisa2:kernels=4", "tisa+alibi"]
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest storage that was made."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple) else (out,):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // max(x.element_size(), 1))
+        return out
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """Which way was taken."""
+    taken = []
+    for name in ("_attend_band", "_attend_dense"):
+        original = getattr(sdpa, name)
+        monkeypatch.setattr(sdpa, name, lambda *a, f=original, n=name: taken.append(n) or f(*a))
+    return taken
+
+
+def frozen(spec, **sizes):
+    return cases.build(spec, **sizes).requires_grad_(False)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", BIASES)
+def test_equal_to_eager_by_a_view(spec, causal, ways):
+    scheme = frozen(spec)
+    for kv, lq, lk in ((4, 9, 9), (2, 3, 9), (4, 1, 9)):
+        q, k, v = cases.tensors(kv=kv, lq=lq, lk=lk)
+        for where in ({}, {"q_pos": torch.arange(lk - lq, lk) + 50, "k_pos": torch.arange(lk) + 50}):
+            out = locant.attend(q, k, v, scheme, causal=causal, impl="sdpa", **where)
+            torch.testing.assert_close(out, locant.attend(q, k, v, scheme, causal=causal, impl="eager", **where))
+    assert set(ways) == {"_attend_band"}
+
+
+@pytest.mark.parametrize("side", ["left", "right", "both", "all"])
+def test_padding_cuts_keys_off(side, ways):
+    scheme = frozen("tisa+alibi")
+    q, k, v = cases.tensors(b=3)
+    mask = torch.ones(3, 9, dtype=torch.bool)
+    if side in ("left", "both"):
+        mask[0, :3] = False
+    if side in ("right", "both"):
+        mask[1, 7:] = False
+    if side == "all":
+        mask[2] = False
+    for shaped in (mask, mask[:, None, None, :].expand(3, 1, 9, 9)):
+        out = locant.attend(q, k, v, scheme, mask=shaped, impl="sdpa")
+        torch.testing.assert_close(out, locant.attend(q, k, v, scheme, mask=shaped, impl="eager"))
+    assert set(ways) == {"_attend_band"}
+    ways.clear()
+    out = locant.attend(q, k, v, scheme, mask=mask, causal=True, impl="sdpa")
+    torch.testing.assert_close(out, locant.attend(q, k, v, scheme, mask=mask, causal=True, impl="eager"))
+    assert ways == ["_attend_dense" if side in ("left", "both") else "_attend_band"]
+
+
+def test_what_is_not_a_view_goes_the_dense_way(ways):
+    q, k, v = cases.tensors()
+    scheme = frozen("tisa")
+    holes = torch.rand(2, 9) < 0.5
+    holes[:, 0] = holes[:, -1] = True
+    holes[:, 4] = False
+    packed = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4])
+    for where in (
+        {"mask": holes},
+        {"mask": torch.rand(2, 1, 9, 9) < 0.7},
+        {"q_pos": packed, "k_pos": packed},
+        {"q_pos": torch.arange(9) * 2, "k_pos": torch.arange(9) * 2},
+        {"q_pos": torch.stack([torch.arange(9), torch.arange(9) + 1]), "k_pos": torch.arange(9)},
+        {"q_pos": torch.arange(9) - 4, "k_pos": torch.arange(9), "causal": True},  # the first queries see nothing
+    ):
+        out = locant.attend(q, k, v, scheme, impl="sdpa", **where)
+        torch.testing.assert_close(out, locant.attend(q, k, v, scheme, impl="eager", **where))
+    locant.attend(q, k, v, frozen("huang4:clip=3"), impl="sdpa")
+    locant.attend(q, k, v, cases.build("tisa"), impl="sdpa")  # it is being trained
+    assert set(ways) == {"_attend_dense"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_half_precision_keeps_the_table_wide(dtype, ways):
+    scheme = frozen("alibi").to(dtype)
+    q, k, v = cases.tensors(lq=300, lk=300, dtype=dtype)
+    out = locant.attend(q, k, v, scheme, impl="sdpa")
+    truth = locant.attend(q.double(), k.double(), v.double(), scheme, impl="eager")
+    assert (out.double() - truth).abs().max() < 8 * torch.finfo(dtype).eps
+    assert ways == ["_attend_band"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_memory_is_linear_in_the_length(causal):
+    scheme = frozen("tisa", n_heads=2).float()
+    q, k, v = cases.tensors(b=1, h=2, kv=2, lq=1024, lk=1024, dtype=torch.float32)
+    with Largest() as watched:
+        locant.attend(q, k, v, scheme, causal=causal)
+    assert watched.elements <= 2 * 2048 * 5  # tisa's own [H, R, kernels]; [H, L, L] would be 2,097,152
+
+
+def test_gradients_of_q_k_and_v_by_a_view(ways):
+    scheme = frozen("alibi")
+    inputs = [x.requires_grad_() for x in cases.tensors()]
+    pairs = [
+        torch.autograd.grad(locant.attend(*inputs, scheme, causal=True, impl=impl).square().sum(), inputs)
+        for impl in ("eager", "sdpa")
+    ]
+    for ours, truth in zip(pairs[1], pairs[0], strict=True):
+        torch.testing.assert_close(ours, truth)
+    assert "_attend_band" in ways
