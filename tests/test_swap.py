@@ -478,5 +478,5 @@ def test_attention_called_on_its_own_says_so():
 
 def test_an_additive_mask_is_not_guessed():
     model = locant.swap(make("bert"), "tisa")
-    with pytest.raises(TypeError, match="takes attention masks that are bool or 0/1"):
+    with pytest.raises(TypeError, match="takes attention masks that are bool or whole numbers 0 and 1"):
         output(model, **inputs("bert") | {"attention_mask": torch.zeros(2, 1, 9, 9)})

@@ -23,6 +23,7 @@ from locant.schemes.base import DIMS
 app = typer.Typer(
     help="How does a transformer know where its tokens are?",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
 )

@@ -42,7 +42,10 @@ def register() -> None:
 
 def _opener(auto: Any) -> Any:
     def from_pretrained(path: str, *args: Any, config: Any = None, **kwargs: Any) -> PreTrainedModel:
-        return load(path, auto, **kwargs)
+        # AutoConfig has taken what it knows out of the arguments (num_labels, …): it belongs to the model's own config.
+        ours = {"model_type", "architectures", "transformers_version", "locant_version", "locant", "dtype", *SIZES}
+        taken = {} if config is None else {k: v for k, v in config.to_diff_dict().items() if k not in ours}
+        return load(path, auto, **{**taken, **kwargs})
 
     return staticmethod(from_pretrained)
 
@@ -56,6 +59,8 @@ def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: An
     if plan is None or not kwargs.get("is_main_process", True):
         return
     path = folder / "config.json"
+    if not path.exists():  # an adapter was saved, not the model
+        return
     config = json.loads(path.read_text(encoding="utf-8"))
     config["max_position_embeddings_before_locant"] = plan.before.get("max_position_embeddings")
     ours = {
@@ -69,7 +74,7 @@ def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: An
     }
     path.write_text(json.dumps(ours, indent=2) + "\n", encoding="utf-8")
     card = folder / "README.md"
-    if not card.exists():
+    if not card.exists() or "tags: [locant" in card.read_text(encoding="utf-8"):
         card.write_text(model_card(self, plan), encoding="utf-8")
 
 
@@ -116,18 +121,19 @@ def load(path: str | Path, auto: Any = None, **kwargs: Any) -> PreTrainedModel:
     """
     from locant.hf import relative_key
 
-    data, _ = PreTrainedConfig.get_config_dict(path)
+    where = {name: kwargs[name] for name in ("revision", "subfolder", "cache_dir", "token") if name in kwargs}
+    data, _ = PreTrainedConfig.get_config_dict(path, **where)
     if data.get("model_type") != "locant":
         if data.get("position_embedding_type") in relative_key.SPECS:
             return relative_key.load(path, auto, data, **kwargs)
         return _class(auto, AutoConfig.from_pretrained(path), data).from_pretrained(path, **kwargs)  # type: ignore[no-any-return]
 
     inner = dict(data["locant"])
-    plan = Plan.from_config(inner["locant"])  # before anything is built: an unknown scheme is said first
+    planned = inner.pop("locant")
+    Plan.from_config(planned)  # before anything is built: an unknown scheme is said first
     length = inner.pop("max_position_embeddings_before_locant", None)
     if length is not None:
         inner["max_position_embeddings"] = length
-    del inner["locant"]
     config = AutoConfig.for_model(inner.pop("family"), **inner)
     for name in [name for name in kwargs if hasattr(config, name) and name not in ("dtype", "torch_dtype")]:
         setattr(config, name, kwargs.pop(name))  # num_labels and the like belong to the config
@@ -138,12 +144,14 @@ def load(path: str | Path, auto: Any = None, **kwargs: Any) -> PreTrainedModel:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            attach(self, plan)
+            attach(self, Plan.from_config(planned))  # built here, they have the dtype and device of the rest
 
     Loading.__name__, Loading.__qualname__, Loading.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     kwargs.pop("attn_implementation", None)
     kwargs.pop("output_loading_info", None)
     model, info = Loading.from_pretrained(path, config=config, output_loading_info=True, **kwargs)
+    plan = plan_of(model)
+    assert plan is not None
     ours = {f"{name}." for name, _ in _places(model, plan)}
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         wrong = [str(key) for key in info.get(what, ()) if any(place in str(key) for place in ours)]

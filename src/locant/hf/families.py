@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from locant.hf.mechanisms import Bias, Mechanism, Patches, Rotary, Table
+from locant.hf.mechanisms import Bias, Mechanism, Patches, Rotary, Table, TableAfterPadding, TableAfterTwo
 
 
 def by_index(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | None:
@@ -55,11 +55,13 @@ class Family:
     mechanism: Mechanism
     stacks: Callable[[nn.Module], list[str]] = whole
     count: Callable[[nn.Module, Mapping[str, Any], Any], Tensor | None] = by_index
-    shift: int = 0
+    shift: Callable[[nn.Module], int] = lambda stack: 0
+    """What the caller's position_ids begin at."""
 
 
 BERT = Family(Table("embeddings.position_embeddings"))
-ROBERTA = Family(Table("embeddings.position_embeddings", shift=2), count=by_token, shift=2)
+AFTER_PADDING = TableAfterPadding("embeddings.position_embeddings")
+ROBERTA = Family(AFTER_PADDING, count=by_token, shift=AFTER_PADDING.first)
 ROTARY = Family(Rotary())
 
 FAMILIES: dict[str, Family] = {
@@ -72,7 +74,7 @@ FAMILIES: dict[str, Family] = {
     "camembert": ROBERTA,
     "modernbert": ROTARY,
     "gpt2": Family(Table("wpe")),
-    "opt": Family(Table("embed_positions", shift=2), stacks=two_stacks, count=by_mask),
+    "opt": Family(TableAfterTwo("embed_positions"), stacks=two_stacks, count=by_mask),
     "gpt_neox": ROTARY,
     "llama": ROTARY,
     "mistral": ROTARY,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -31,7 +31,10 @@ ARGUMENT = "locant_positions"
 EMBED = "locant_embed"
 """Submodule of a stack: absolute positions for a model that has no place for them."""
 FOLLOW = "locant_follow"
-SPARE = 2  # RoBERTa numbers its tokens from 2
+OWNER = "locant_owner"
+"""On an attention module that shares the scheme of another: that other module."""
+SPARE = 8  # RoBERTa numbers its tokens from the padding token on
+UNKNOWN = -1  # how many keys a cache holds, in compiled code
 
 
 def register() -> None:
@@ -65,12 +68,23 @@ def attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """What transformers calls in place of its own attention."""
-    scheme = _scheme(module)
+    scheme = scheme_of(module)
     positions: Positions | None = kwargs.pop(ARGUMENT, None)
     if _WATCH:
         _WATCH[-1](module, query, key, positions)
     weights_wanted = bool(kwargs.get("output_attentions")) or (positions is not None and positions.weights)
-    plain = scheme is None or type(scheme) is Nope  # cross-attention is left alone; NoPE is what is left without bias
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", False))
+    if scheme is not None and attention_mask is not None and attention_mask.dtype != torch.bool:
+        if attention_mask.is_floating_point():
+            raise TypeError(
+                f"a swapped model takes attention masks that are bool or whole numbers 0 and 1, got one of "
+                f"{attention_mask.dtype} and shape {list(attention_mask.shape)}; make it bool (True = may attend)"
+            )
+        attention_mask = attention_mask.bool()
+    # Cross-attention is left alone; NoPE is plain attention, but for packed sequences, which positions tell apart.
+    numbered = scheme is not None and positions is not None and positions.q is not None
+    plain = scheme is None or (type(scheme) is Nope and not (numbered and is_causal and attention_mask is None))
     if plain and not weights_wanted:
         bias = position_bias if scheme is None else None
         return sdpa_attention_forward(
@@ -82,14 +96,8 @@ def attention(
             raise NotImplementedError(
                 f"{type(module).__name__} uses {name}, which no scheme of locant can be combined with yet"
             )
-    if attention_mask is not None and attention_mask.dtype != torch.bool:
-        raise TypeError(
-            f"a swapped model takes attention masks that are bool or 0/1, got one of {attention_mask.dtype} "
-            f"and shape {list(attention_mask.shape)}; make it bool (True = may attend)"
-        )
     lq, lk = query.shape[2], key.shape[2]
-    causal = (getattr(module, "is_causal", False) if is_causal is None else is_causal) and attention_mask is None
-    causal = bool(causal) and lq > 1
+    causal = is_causal and attention_mask is None and lq > 1
     if causal and lk > lq:  # a static cache before its first use: the keys that follow do not exist yet
         key, value, lk = key[:, :, :lq], value[:, :, :lq], lq
     q_pos, k_pos = _places(module, positions, lq, lk, query.device) if scheme is not None else (None, None)
@@ -97,8 +105,10 @@ def attention(
         q_pos, k_pos = torch.arange(lq, device=query.device), torch.arange(lk, device=query.device)
     if causal and q_pos is not None:  # by index, whatever the positions are: that is what no mask means
         attention_mask = torch.ones(lq, lk, dtype=torch.bool, device=query.device).tril()[None, None]
-        # Positions that go back begin another sequence of a pack. Transformers sees that too, but not with a cache.
-        begins = torch.nn.functional.pad(q_pos.diff(dim=-1) <= 0, (1, 0)).cumsum(-1)
+        # Positions that go back to the first one begin another sequence of a pack. Transformers sees that too, but not
+        # when there is a cache.
+        again = (q_pos.diff(dim=-1) < 0) & (q_pos[:, 1:] == q_pos[:, :1])
+        begins = torch.nn.functional.pad(again, (1, 0)).cumsum(-1)
         attention_mask = attention_mask & (begins[:, None, :, None] == begins[:, None, None, :])
         causal = False
     if attention_mask is not None:
@@ -113,8 +123,8 @@ def attention(
     return out.transpose(1, 2).contiguous(), weights
 
 
-def _scheme(module: nn.Module) -> Scheme | None:
-    found: Any = getattr(module, NAME, None)
+def scheme_of(module: nn.Module) -> Scheme | None:
+    found: Any = getattr(module.__dict__.get(OWNER, module), NAME, None)
     if found is not None and not isinstance(found, Scheme) and hasattr(found, "modules_to_save"):
         # PEFT keeps a module that it trains as a whole beside the original.
         if found.disable_adapters:
@@ -132,16 +142,17 @@ def _places(
             f"{type(module).__name__} was called outside the model it belongs to: where its tokens are is not known"
         )
     q, k, past, _ = positions
+    if past == UNKNOWN and k is not None:
+        k = k + torch.arange(lk, device=device)
     if q is None or k is None:
         if lk == past + lq and not _STRETCH:
             return None, None
         first = max(past + lq - lk, 0)  # a sliding cache has dropped the keys before
-        q, k = torch.arange(past, past + lq, device=device)[None], torch.arange(first, first + lk, device=device)[None]
+        last = min(past + lq, first + lk)
+        q, k = torch.arange(past, past + lq, device=device)[None], torch.arange(first, last, device=device)[None]
     known = k.shape[-1]
-    if lk <= known:
-        k = k[:, known - lk :]
-    else:  # a static cache has empty places at the end, which are masked
-        k = torch.cat([k, k[:, -1:] + torch.arange(1, lk - known + 1, device=device)], dim=-1)
+    # A sliding cache has the last keys only; a static one has empty places at the end, which are masked.
+    k = k[:, known - lk :] if lk <= known else torch.cat([k, k[:, -1:].expand(-1, lk - known)], dim=-1)
     return (q * _STRETCH[-1], k * _STRETCH[-1]) if _STRETCH else (q, k)
 
 
@@ -176,6 +187,12 @@ def unfollow(stack: nn.Module) -> None:
 
 def _run(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     names, count, shift, before = stack.__dict__[FOLLOW]
+    config: Any = stack.config
+    if config._attn_implementation != NAME:
+        raise RuntimeError(
+            f"the attention of this swapped model was set to {config._attn_implementation!r}, which would not use its "
+            f"scheme; call set_attn_implementation({NAME!r}), or swap(model, 'native') first"
+        )
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     wanted = given.get("output_attentions", getattr(stack.config, "output_attentions", False))
     positions = _positions(stack, given, count, shift)._replace(weights=bool(wanted))
@@ -189,15 +206,36 @@ def _run(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         given["inputs_embeds"], given["input_ids"] = tokens + added.to(tokens.dtype), None
     _grow_buffers(stack, given, positions)
     output = before(**given) if before is not None else type(stack).forward(stack, **given)
-    cache = getattr(output, "past_key_values", None)
-    if cache is not None and positions.k is not None:
-        cache.locant_positions = positions.k  # the next step must know where these keys are
+    if positions.k is not None and positions.past != UNKNOWN:
+        values = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
+        for cache in (given.get("past_key_values"), *values):
+            if isinstance(cache, Cache):
+                _remember(cache, positions.k)  # the next step must know where these keys are
     return output
+
+
+def _remember(cache: Any, positions: Tensor) -> None:
+    cache.locant_positions = positions
+    if positions.shape[0] > 1:  # what happens to the rows of the cache must happen to them
+        for name, change in (("reorder_cache", _reorder), ("batch_select_indices", _select)):
+            cache.__dict__[name] = MethodType(change, cache)
+
+
+def _reorder(cache: Any, rows: Tensor) -> None:
+    type(cache).reorder_cache(cache, rows)
+    cache.locant_positions = cache.locant_positions.index_select(0, rows.to(cache.locant_positions.device))
+
+
+def _select(cache: Any, rows: Tensor) -> None:
+    type(cache).batch_select_indices(cache, rows)
+    cache.locant_positions = cache.locant_positions[rows]
 
 
 def _positions(stack: nn.Module, given: Mapping[str, Any], count: Count, shift: int) -> Positions:
     cache = given.get("past_key_values")
     past = 0 if cache is None else cache.get_seq_length()
+    if isinstance(past, Tensor) and not torch.compiler.is_compiling():
+        past = int(past)
     stored = getattr(cache, "locant_positions", None)
     ids = given.get("position_ids")
     if ids is not None:
@@ -210,17 +248,16 @@ def _positions(stack: nn.Module, given: Mapping[str, Any], count: Count, shift: 
     else:
         ids = count(stack, given, past)
         if ids is None:
-            if stored is None and isinstance(past, int):
+            if stored is None and not isinstance(past, Tensor):
                 return Positions(None, None, past)
             tokens = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
             ids = (torch.arange(tokens.shape[1], device=tokens.device) + past)[None]
-    if not isinstance(past, int):  # a static cache in a compiled model: key j is at j places from the first
-        start = ids[:, :1] - past
-        return Positions(ids, start + torch.arange(0, 1, device=ids.device))
+    if isinstance(past, Tensor):  # a static cache in a compiled model: key j is taken to be j places from the first
+        return Positions(ids, ids[:, :1] - past, UNKNOWN)
     if past == 0:
         return Positions(ids, ids)
-    if stored is None:  # nobody numbered the cached keys: they stand right before these tokens
-        return Positions(ids, torch.cat([ids[:, :1] - past + torch.arange(past, device=ids.device), ids], dim=-1))
+    if stored is None:  # nobody numbered the cached keys: they are 0, 1, 2, …
+        stored = torch.arange(past, device=ids.device)[None]
     return Positions(ids, _joined(stored, ids, past))
 
 

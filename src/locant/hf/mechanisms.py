@@ -26,8 +26,9 @@ class Replaced:
     original: Any
 
     def put_back(self) -> None:
-        for hook in [key for key, hook in self.parent._forward_pre_hooks.items() if hook is _put_patches]:
-            del self.parent._forward_pre_hooks[hook]
+        for hooks in (self.parent._forward_pre_hooks, self.parent._forward_hooks):
+            for key in [key for key, hook in hooks.items() if hook in (_put_patches, _take_patches)]:
+                del hooks[key]
         if hasattr(self.parent, self.name):
             delattr(self.parent, self.name)
         if self.original is not None:
@@ -93,8 +94,11 @@ class Table:
     """A table of absolute positions, added to the token embeddings (BERT, GPT-2, OPT, …)."""
 
     path: str
-    shift: int = 0  # rows before the one of the first token
     kind: str = "absolute"
+
+    def first(self, stack: nn.Module) -> int:
+        """The row of the first token."""
+        return 0
 
     def table(self, stack: nn.Module) -> Tensor:
         weight = stack.get_submodule(self.path).weight
@@ -106,17 +110,33 @@ class Table:
             return []
         parent, name = _find(stack, self.path)
         original = getattr(parent, name)
-        setattr(parent, name, Embedded(embed, original if keep else None, self.shift))
+        setattr(parent, name, Embedded(embed, original if keep else None, self.first(stack)))
         return [Replaced(parent, name, original)]
 
     def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
-        return Read(self.kind, _learned(self.table(stack)[self.shift :]), None)
+        return Read(self.kind, _learned(self.table(stack)[self.first(stack) :]), None)
 
     def width(self, stack: nn.Module) -> int:
         return self.table(stack).shape[1]
 
     def length(self, stack: nn.Module) -> int:
-        return self.table(stack).shape[0] - self.shift
+        return self.table(stack).shape[0] - self.first(stack)
+
+
+@dataclass(frozen=True)
+class TableAfterPadding(Table):
+    """RoBERTa: the rows up to the padding token's number are not used."""
+
+    def first(self, stack: nn.Module) -> int:
+        return int(stack.config.pad_token_id) + 1  # type: ignore[union-attr, arg-type]
+
+
+@dataclass(frozen=True)
+class TableAfterTwo(Table):
+    """OPT: two rows are not used."""
+
+    def first(self, stack: nn.Module) -> int:
+        return 2
 
 
 class EmbeddedPatches(nn.Module):
@@ -142,6 +162,10 @@ def _put_patches(module: nn.Module, args: Any) -> None:
     module.__dict__["position_embeddings"] = getattr(module, EMBED)(like)
 
 
+def _take_patches(module: nn.Module, args: Any, output: Any) -> None:
+    module.__dict__["position_embeddings"] = torch.zeros(1)  # a tensor with a history could not be copied
+
+
 @dataclass(frozen=True)
 class Patches:
     """A parameter [1, patches + 1, width] added to the class token and the patches of an image (ViT)."""
@@ -164,6 +188,7 @@ class Patches:
         parent.add_module(EMBED, EmbeddedPatches(embed, original if keep else None, tuple(original.shape[1:])))
         parent.__dict__[name] = torch.zeros(1)  # transformers initialises it; made anew before each forward
         parent.register_forward_pre_hook(_put_patches)
+        parent.register_forward_hook(_take_patches)
         return [Replaced(parent, name, original), Replaced(parent, EMBED, None)]
 
     def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:

@@ -63,17 +63,18 @@ class Plan:
         return min((scheme.max_length for scheme in self.schemes() if scheme.max_length is not None), default=None)
 
     def to_config(self) -> dict[str, Any]:
+        owners: dict[int, str] = {}  # of a scheme that is shared, the first module that has it
+
         def layers(stack: StackPlan) -> list[dict[str, Any]]:
-            first = {id(scheme): index for index, scheme in reversed(list(enumerate(stack.schemes)))}
             return [
                 {
                     "module": attention.name,
                     "n_heads": attention.n_heads,
                     "head_dim": attention.head_dim,
                     "scheme": str(scheme),
-                    "same_as": None if first[id(scheme)] == index else first[id(scheme)],
+                    "same_as": owners.setdefault(id(scheme), attention.name),
                 }
-                for index, (attention, scheme) in enumerate(zip(stack.attentions, stack.schemes, strict=True))
+                for attention, scheme in zip(stack.attentions, stack.schemes, strict=True)
             ]
 
         return {
@@ -95,13 +96,15 @@ class Plan:
     def from_config(data: dict[str, Any]) -> Plan:
         if data.get("format") != 1:
             raise ValueError(f"this folder was written by a newer locant (format {data.get('format')!r}; this reads 1)")
-        stacks = []
+        stacks, built = [], {}
         for stack in data["stacks"]:
             schemes: list[Scheme] = []
             for layer in stack["layers"]:
                 dims = {"n_heads": layer["n_heads"], "head_dim": layer["head_dim"], "d_model": stack["width"]}
-                same = layer["same_as"]
-                schemes.append(from_spec(layer["scheme"], **dims) if same is None else schemes[same])
+                owner = layer["same_as"]
+                if owner not in built:
+                    built[owner] = from_spec(layer["scheme"], **dims)
+                schemes.append(built[owner])
             embed = None
             if stack["embed"] is not None:
                 dims = {"n_heads": layer["n_heads"], "head_dim": layer["head_dim"], "d_model": stack["width"]}
@@ -113,37 +116,50 @@ class Plan:
 
 def plan_of(model: nn.Module) -> Plan | None:
     """The plan a model was swapped by; None for a model as transformers made it."""
-    found: Plan | None = model.__dict__.get(STATE)
+    found: Plan | None = getattr(model, "base_model", model).__dict__.get(STATE)
     return found
+
+
+def current_schemes(model: PreTrainedModel, stack: StackPlan) -> list[Scheme]:
+    """The schemes as they are in the model: PEFT may have put others in the place of those of the plan."""
+    found = [interface.scheme_of(model.base_model.get_submodule(attention.name)) for attention in stack.attentions]
+    return [scheme or planned for scheme, planned in zip(found, stack.schemes, strict=True)]
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
+    """The config of a model and of its base: mostly one and the same."""
+    return list({id(config): config for config in (model.config, model.base_model.config)}.values())
 
 
 def attach(model: PreTrainedModel, plan: Plan) -> None:
     """Silences the native positions, puts the schemes in, and switches the attention."""
     from locant.hf.checkpoint import save_pretrained
 
-    family, base, config = family_of(model), model.base_model, model.config
+    family, base = family_of(model), model.base_model
+    config: Any = base.config
     plan.replaced = []
     plan.before = {"implementation": config._attn_implementation}
-    for module in {model, base}:
-        module.__dict__[STATE] = plan
+    base.__dict__[STATE] = plan
+    owners: dict[int, nn.Module] = {}
     for stack_plan in plan.stacks:
         stack = base.get_submodule(stack_plan.path)
         plan.replaced += family.mechanism.silence(stack, stack_plan.embed, plan.keep_native)
-        owned: set[int] = set()
         for attention, scheme in zip(stack_plan.attentions, stack_plan.schemes, strict=True):
             module = base.get_submodule(attention.name)
-            if id(scheme) in owned:  # shared: it belongs to the first layer, the others only know it
-                module.__dict__[interface.NAME] = scheme
+            if id(scheme) in owners:  # shared: it belongs to the first module that has it
+                module.__dict__[interface.OWNER] = owners[id(scheme)]
+                module.__dict__[interface.NAME] = scheme  # for people who look; not a submodule
             else:
                 module.add_module(interface.NAME, scheme)
-                owned.add(id(scheme))
+                owners[id(scheme)] = module
             module.__dict__["locant_impl"] = plan.impl
-        interface.follow(stack, count=family.count, shift=family.shift)
+        interface.follow(stack, count=family.count, shift=family.shift(stack))
     if hasattr(config, "max_position_embeddings"):
         plan.before["max_position_embeddings"] = config.max_position_embeddings
-        if not plan.keep_native or plan.replaced:
+    for config in _configs(model):
+        if hasattr(config, "max_position_embeddings") and (not plan.keep_native or plan.replaced):
             config.max_position_embeddings = plan.max_length() or ANY_LENGTH
-    config.locant = plan.to_config()
+        config.locant = plan.to_config()
     model.set_attn_implementation(interface.NAME)
     for module in {model, base}:
         module.__dict__["save_pretrained"] = types.MethodType(save_pretrained, module)
@@ -157,8 +173,10 @@ def detach(model: PreTrainedModel) -> Plan:
     here = next(base.parameters())
     for stack_plan in plan.stacks:
         interface.unfollow(base.get_submodule(stack_plan.path))
+        stack_plan.schemes = current_schemes(model, stack_plan)
         for attention in stack_plan.attentions:
             module = base.get_submodule(attention.name)
+            module.__dict__.pop(interface.OWNER, None)
             module.__dict__.pop(interface.NAME, None)
             module._modules.pop(interface.NAME, None)
             module.__dict__.pop("locant_impl", None)
@@ -167,11 +185,12 @@ def detach(model: PreTrainedModel) -> Plan:
             _move(replaced.original, here)  # the model may have been moved since
         replaced.put_back()
     model.set_attn_implementation(plan.before["implementation"])
-    if "max_position_embeddings" in plan.before:
-        model.config.max_position_embeddings = plan.before["max_position_embeddings"]
-    model.config.__dict__.pop("locant", None)
+    for config in _configs(model):
+        if "max_position_embeddings" in plan.before:
+            config.max_position_embeddings = plan.before["max_position_embeddings"]
+        config.__dict__.pop("locant", None)
+    base.__dict__.pop(STATE, None)
     for module in {model, base}:
-        module.__dict__.pop(STATE, None)
         module.__dict__.pop("save_pretrained", None)
     return plan
 
@@ -222,6 +241,9 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
             raise NotImplementedError(
                 f"{kind} models cannot be swapped: {len(found)} of {expected} layers called the attention; {OUTSIDE}"
             )
+        if not all(hasattr(base.get_submodule(attention.name), "is_causal") for attention in found):
+            kind = model.config.model_type
+            raise NotImplementedError(f"{kind} models cannot be swapped: their attention does not say if it is causal")
     return {path: list(dict.fromkeys(found)) for path, found in calls.items()}  # ALBERT runs one module many times
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from locant.hf.families import family_of
 from locant.hf.mechanisms import Read
-from locant.hf.plan import find_attentions, plan_of
+from locant.hf.plan import current_schemes, find_attentions, plan_of
 from locant.schemes import T5, Learned, Rope
 
 
@@ -52,7 +52,8 @@ def native(model: PreTrainedModel) -> Native:
     """Reads out the positions a model has now: its own, or the schemes it was swapped to."""
     plan = plan_of(model)
     if plan is not None:
-        return Native("swapped", tuple(Read("swapped", stack.embed, list(stack.schemes)) for stack in plan.stacks))
+        stacks = (Read("swapped", stack.embed, current_schemes(model, stack)) for stack in plan.stacks)
+        return Native("swapped", tuple(stacks))
     family = family_of(model)
     reads = []
     for path, attentions in find_attentions(model, family).items():

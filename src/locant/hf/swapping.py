@@ -48,9 +48,9 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
         own_config(model)
         found = find_attentions(model, family)
     else:  # known from the time before; the native positions themselves may not be there to be run
+        detach(model)
         family = family_of(model)
         found = {stack.path: stack.attentions for stack in old.stacks}
-        detach(model)
     lost = old is not None and old.native_is_lost
     try:
         plan = Plan(_resolve(model, family, found, spec, keep_native), impl, keep_native, native_is_lost=lost)
@@ -75,6 +75,8 @@ def _check(model: PreTrainedModel, impl: str) -> None:
         raise TypeError(f"swap takes a model of transformers, got {type(model).__name__}{hint}")
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise TypeError("the model is compiled; swap it first, then call compile")
+    if next(model.parameters()).is_meta:
+        raise ValueError("the model has no weights yet (its parameters are on the meta device); load them first")
     if impl != "auto" and impl not in BACKENDS:
         raise ValueError(f"unknown impl {impl!r}; there is: auto, {', '.join(BACKENDS)}")
 
@@ -92,6 +94,8 @@ def _resolve(
 ) -> list[StackPlan]:
     """The schemes of every stack, built and split into what is added to the tokens and what happens in attention."""
     base, total = model.base_model, sum(map(len, found.values()))
+    if not isinstance(spec, (str, Scheme, Native, Sequence)):
+        raise TypeError(f"spec must be a string, a scheme or a list with one per layer, got {type(spec).__name__}")
     if isinstance(spec, Sequence) and not isinstance(spec, str) and len(spec) != total:
         hint = " (it runs one attention module in all of its layers)" if model.config.model_type == "albert" else ""
         raise ValueError(f"a list of schemes needs one per layer: got {len(spec)} for {total} attention modules{hint}")
@@ -109,8 +113,8 @@ def _resolve(
             read = spec.stacks[index]
             if read.layers is not None and len(read.layers) != len(attentions):
                 raise ValueError(f"these positions are for {len(read.layers)} layers, this model has {len(attentions)}")
-            nothing = Nope()
-            embed, layers = read.embed, read.layers or [nothing] * len(attentions)
+            # Copies: what was read from one model must not be trained or moved with another.
+            embed, layers = copy.deepcopy((read.embed, read.layers or [Nope()] * len(attentions)))
         else:
             entries = spec if isinstance(spec, (str, Scheme)) else spec[done : done + len(attentions)]
             dims = {"n_heads": attentions[0].n_heads, "head_dim": attentions[0].head_dim, "d_model": width}
