@@ -91,7 +91,7 @@ def test_what_is_not_a_view_goes_the_dense_way(ways):
         out = locant.attend(q, k, v, scheme, impl="sdpa", **where)
         torch.testing.assert_close(out, locant.attend(q, k, v, scheme, impl="eager", **where))
     locant.attend(q, k, v, frozen("huang4:clip=3"), impl="sdpa")
-    locant.attend(q, k, v, cases.build("tisa"), impl="sdpa")  # it is being trained
+    locant.attend(q, k, v, cases.build("tisa"), dropout=0.5, impl="sdpa")  # its gradient would need what was dropped
     assert set(ways) == {"_attend_dense"}
 
 
@@ -114,13 +114,46 @@ def test_memory_is_linear_in_the_length(causal):
     assert watched.elements <= 2 * 2048 * 5  # tisa's own [H, R, kernels]; [H, L, L] would be 2,097,152
 
 
-def test_gradients_of_q_k_and_v_by_a_view(ways):
-    scheme = frozen("alibi")
-    inputs = [x.requires_grad_() for x in cases.tensors()]
-    pairs = [
-        torch.autograd.grad(locant.attend(*inputs, scheme, causal=True, impl=impl).square().sum(), inputs)
-        for impl in ("eager", "sdpa")
-    ]
-    for ours, truth in zip(pairs[1], pairs[0], strict=True):
-        torch.testing.assert_close(ours, truth)
-    assert "_attend_band" in ways
+@pytest.mark.parametrize("rows", [2**22, 100, 1])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", BIASES)
+def test_gradients_by_a_view(spec, causal, rows, ways, monkeypatch):
+    """Of q, k, v and every parameter, in slices of any size; grouped heads, a cache, padding."""
+    monkeypatch.setattr(sdpa, "ROWS", rows)
+    scheme = cases.build(spec)
+    mask = torch.arange(9) < torch.tensor([[9], [6]])
+    for kv, lq, where in ((4, 9, {}), (2, 9, {"mask": mask}), (2, 4, {}), (4, 1, {})):
+        inputs = [x.requires_grad_() for x in cases.tensors(kv=kv, lq=lq, lk=9)]
+        leaves = [*inputs, *scheme.parameters()]
+        target = torch.randn(2, 4, lq, 8, dtype=torch.float64)
+        truth, ours = (
+            torch.autograd.grad(
+                (locant.attend(*inputs, scheme, causal=causal, impl=impl, **where) * target).sum(), leaves
+            )
+            for impl in ("eager", "sdpa")
+        )
+        for mine, true in zip(ours, truth, strict=True):
+            torch.testing.assert_close(mine, true)
+    assert set(ways) == {"_attend_band"}
+
+
+def test_training_a_bias_needs_memory_linear_in_the_length(monkeypatch):
+    monkeypatch.setattr(sdpa, "ROWS", 2**16)
+    scheme = cases.build("tisa", n_heads=2).float()
+    q, k, v = (x.requires_grad_() for x in cases.tensors(b=1, h=2, kv=2, lq=1024, lk=1024, dtype=torch.float32))
+    with Largest() as watched:
+        locant.attend(q, k, v, scheme, causal=True).sum().backward()
+    assert watched.elements <= 2**17  # a slice, with its padding; [H, L, L] would be 2,097,152
+    assert scheme.offset.grad.abs().max() > 0
+
+
+def test_half_precision_training():
+    scheme = cases.build("tisa").float()
+    q, k, v = cases.tensors(lq=64, lk=64, dtype=torch.bfloat16)
+    truth = cases.build("tisa").float()
+    truth.load_state_dict(scheme.state_dict())
+    locant.attend(q, k, v, scheme, impl="sdpa").float().square().sum().backward()
+    locant.attend(q.double(), k.double(), v.double(), truth.double(), impl="eager").square().sum().backward()
+    for ours, true in zip(scheme.parameters(), truth.parameters(), strict=True):
+        assert ours.grad.dtype == torch.float32
+        assert (ours.grad - true.grad).abs().max() < 0.03 * true.grad.abs().max()

@@ -451,6 +451,20 @@ def test_a_scheme_that_does_nothing_is_found_out():
     unchanged(model, before)
 
 
+def test_a_scheme_in_two_places_is_refused():
+    class Both(locant.Scheme):
+        shift_invariant = False
+
+        def embed(self, pos):
+            return pos[..., None] * torch.ones(32)
+
+        def terms(self, r):
+            return locant.Terms(bias=-r.abs()[None].float())
+
+    with pytest.raises(NotImplementedError, match="both embeds positions and acts in attention; make two schemes"):
+        locant.swap(make("bert"), Both())
+
+
 def test_a_table_that_is_not_used_is_found_out(monkeypatch):
     model = make("bert")
     monkeypatch.setattr(Embedded, "forward", lambda self, *a, **k: torch.zeros(()))

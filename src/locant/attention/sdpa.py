@@ -5,18 +5,24 @@ the content product, a value term changes what is summed, and the kernel does no
 
 A bias alone, over consecutive positions, is a Toeplitz matrix, b[j − i + Lq − 1], and needs no memory of its own: with
 the queries in reverse order it is b[i' + j], which is a view of b with strides (1, 1). The kernel takes the view as it
-is. Causality is −∞ in b; padding cuts keys off. A bias that is being trained goes the dense way: the kernel has no
-gradient for a mask.
+is. Causality is −∞ in b; padding cuts keys off. The kernel has no gradient for a mask, and with one that wants it
+PyTorch falls back to its slowest way; so the kernel is told that b wants none, and `BiasGradient` works it out beside.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from locant.attention.eager import added_logits, in_full
 from locant.attention.request import Request
+
+ROWS = 2**22
+"""The most logits that the gradient of a bias looks at at a time."""
 
 
 def unsupported(request: Request) -> str | None:
@@ -75,10 +81,57 @@ def _attend_band(
             outs.append(v.new_zeros(rows.stop - rows.start, h, lq, v.shape[3]))
             continue
         view = band[:, first : end + lq - 1].unfold(1, end - first, 1)  # [H, Lq, keys], strides (…, 1, 1)
-        mask = view.expand(rows.stop - rows.start, h, -1, -1)
-        outs.append(_kernel(request, q[rows], k[rows, :, keys], v[rows, :, keys], mask, causal=False))
+        mask = view.detach().expand(rows.stop - rows.start, h, -1, -1)
+        part_q, part_k, part_v = q[rows], k[rows, :, keys], v[rows, :, keys]
+        out = _kernel(request, part_q, part_k, part_v, mask, causal=False)
+        if band.requires_grad and torch.is_grad_enabled():
+            out = BiasGradient.apply(out, band[:, first : end + lq - 1], part_q, part_k, part_v, request.scale)
+        outs.append(out)
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out.flip(2).to(request.q.dtype)
+
+
+class BiasGradient(torch.autograd.Function):
+    """Passes attention's output on, and gives the gradient of the bias that the kernel was told nothing of.
+
+    With logits S_ij = scale · q_i·k_j + b[i + j] (queries in reverse order), weights P, output O and its gradient G:
+
+        dS = P · (G vᵀ − rowsum(G · O))        db[c] = Σ_{i + j = c} dS_ij
+
+    worked out for a slice of the rows at a time, so that memory stays linear in the length.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, band: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(out, band, q, k, v)
+        ctx.scale = scale
+        return out.view_as(out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        out, band, q, k, v = ctx.saved_tensors
+        wide, groups = band.dtype, q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(groups, dim=1).to(wide) if groups > 1 else x.to(wide) for x in (k, v))
+        (b, h, lq, _), n = q.shape, k.shape[2]
+        total = band.new_zeros(h, lq + n - 1)
+        step = max(1, ROWS // (b * h * n))
+        for start in range(0, lq, step):
+            rows = slice(start, min(start + step, lq))
+            length = rows.stop - start
+            g = grad[:, :, rows].to(wide)
+            logits = (q[:, :, rows].to(wide) * ctx.scale) @ k.mT
+            logits += band[:, start : rows.stop + n - 1].unfold(1, n, 1)
+            weights = torch.softmax(logits, dim=-1)
+            pull = g @ v.mT  # [B, H, rows, keys]
+            pull -= (g * out[:, :, rows].to(wide)).sum(-1, keepdim=True)
+            change = pull.mul_(weights).sum(0)  # [H, rows, keys]
+            # Rows one longer than they are read: every row lies one place further to the right than the one before.
+            skewed = F.pad(change, (0, length)).flatten(1)[:, : length * (n + length - 1)]
+            total[:, start : rows.stop + n - 1] += skewed.view(h, length, n + length - 1).sum(1)
+        if band.shape[0] == 1:
+            total = total.sum(0, keepdim=True)
+        return grad, total, None, None, None, None
 
 
 def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
@@ -97,8 +150,11 @@ def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
 def _band(request: Request) -> Tensor | None:
     """The bias over j − i + Lq − 1, −∞ where causality forbids; None where it is not all there is, or not a view."""
     bias = request.terms.bias
-    if bias is None or request.terms.used() != ("bias",) or (bias.requires_grad and torch.is_grad_enabled()):
+    if bias is None or request.terms.used() != ("bias",):
         return None
+    trained = bias.requires_grad and torch.is_grad_enabled()
+    if trained and (request.dropout or torch.compiler.is_compiling()):
+        return None  # which weights were dropped is not known; loops over a symbolic length do not compile
     if not request.consecutive and not _in_step(request):
         return None
     lq, lk = request.q.shape[2], request.k.shape[2]

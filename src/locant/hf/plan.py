@@ -198,9 +198,10 @@ def detach(model: PreTrainedModel) -> Plan:
 def _move(original: nn.Module | nn.Parameter, here: Tensor) -> None:
     if isinstance(original, nn.Parameter):
         original.data = original.data.to(here.device, here.dtype)
-    else:
-        # Frequencies stay in the dtype they are in: transformers keeps them in float32 as well.
-        original.to(here.device, here.dtype) if any(True for _ in original.parameters()) else original.to(here.device)
+    elif list(original.parameters()):
+        original.to(here.device, here.dtype)
+    else:  # frequencies of a rotary embedding: better left as exact as they are
+        original.to(here.device)
 
 
 def own_config(model: PreTrainedModel) -> None:

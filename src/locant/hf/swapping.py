@@ -139,9 +139,8 @@ def _split(built: list[Scheme]) -> tuple[Scheme | None, list[Scheme]]:
     for scheme in built:
         if id(scheme) not in split:
             parts = scheme.schemes() if isinstance(scheme, Sum) else [scheme]
-            added = [part for part in parts if part.embed(torch.zeros(1, dtype=torch.long)) is not None]
+            added = [part for part in parts if _embeds(part)]
             rest = [part for part in parts if part not in added]
-            # A scheme may do both; then it stays whole in its layer, and its embedding is used as well.
             split[id(scheme)] = (_sum(added), scheme if not added else (_sum(rest) or Nope()))
         embed, layer = split[id(scheme)]
         embeds.append(embed)
@@ -153,6 +152,19 @@ def _split(built: list[Scheme]) -> tuple[Scheme | None, list[Scheme]]:
             f"got {', '.join(sorted(texts))}"
         )
     return embeds[0], layers
+
+
+def _embeds(scheme: Scheme) -> bool:
+    """Whether a scheme adds to the tokens; one that also acts in attention cannot be in two places."""
+    here = next(scheme.parameters(), torch.empty(0)).device
+    one = torch.zeros(1, dtype=torch.long, device=here)
+    if scheme.embed(one) is None:
+        return False
+    if scheme.terms(one).used() or type(scheme).rotate is not Scheme.rotate:
+        raise NotImplementedError(
+            f"{scheme} both embeds positions and acts in attention; make two schemes of it, and a Sum"
+        )
+    return True
 
 
 def _sum(schemes: list[Scheme]) -> Scheme | None:
