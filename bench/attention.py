@@ -84,11 +84,13 @@ def draw(rows: list[dict], path: Path) -> None:
         axis.axhline(1, color="0.7", linewidth=0.8)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:.0f}")
+        axis.yaxis.set_major_formatter("{x:g}")
         axis.set_title(what, loc="left", fontsize=10)
         axis.set_xlabel("length")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("time / time of plain attention")
-    axes[1].legend(fontsize=8, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right upper")
     figure.savefig(path, dpi=130)
 
 

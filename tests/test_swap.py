@@ -377,7 +377,8 @@ def test_distributed_data_parallel(tmp_path):
         model = torch.nn.parallel.DistributedDataParallel(locant.swap(make("bert"), "tisa+learned:length=20").train())
         for _ in range(2):
             out = model(**inputs("bert"))
-            (out.last_hidden_state.sum() + out.pooler_output.sum()).backward()
+            (out.last_hidden_state.square().sum() + out.pooler_output.sum()).backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
     finally:
         dist.destroy_process_group()
 

@@ -240,7 +240,9 @@ def test_vit_can_be_copied_after_a_training_step():
 
     model = locant.swap(make("vit"), "learned:length=17").train()
     model(pixel_values=torch.randn(1, 3, 16, 16)).last_hidden_state.sum().backward()
-    copy.deepcopy(model)
+    twin = copy.deepcopy(model).eval()
+    pixels = torch.randn(1, 3, 16, 16)
+    assert torch.equal(output(twin, pixel_values=pixels), output(model.eval(), pixel_values=pixels))
 
 
 def test_things_that_are_not_specs_or_have_no_weights():

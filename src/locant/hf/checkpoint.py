@@ -96,7 +96,7 @@ tags: [locant, position-embeddings]
 # {type(model).__name__} with other positions
 
 The positions of this {model.config.model_type} model were {own}
-([locant](https://pypi.org/project/locant/) {locant.__version__}).
+(locant {locant.__version__}).
 
 | attention | scheme |
 |---|---|
