@@ -77,9 +77,6 @@ def _attend_band(
     q = q.flip(2)
     for rows, first, end in spans:
         keys = slice(first, end)
-        if first == end:  # a sequence that is all padding
-            outs.append(v.new_zeros(rows.stop - rows.start, h, lq, v.shape[3]))
-            continue
         view = band[:, first : end + lq - 1].unfold(1, end - first, 1)  # [H, Lq, keys], strides (…, 1, 1)
         mask = view.detach().expand(rows.stop - rows.start, h, -1, -1)
         part_q, part_k, part_v = q[rows], k[rows, :, keys], v[rows, :, keys]
@@ -188,7 +185,7 @@ def _spans(request: Request) -> list[tuple[slice, int, int]] | None:
     keys = mask[:, 0, 0].expand(b, lk)
     counts, firsts = keys.sum(-1).tolist(), keys.int().argmax(-1).tolist()
     for row, (count, first) in enumerate(zip(counts, firsts, strict=True)):
-        if count and not bool(keys[row, first : first + count].all()):
+        if count == 0 or not bool(keys[row, first : first + count].all()):  # nothing but padding, or holes
             return None
         if request.causal and first > 0:  # queries before the first key would see nothing
             return None
