@@ -138,6 +138,22 @@ def test_after_native_a_model_saves_as_it_did(tmp_path):
     )
 
 
+def test_a_whole_whose_part_was_swapped_is_not_saved_as_if_nothing_were(tmp_path):
+    model = make("bert", AutoModelForMaskedLM)
+    locant.swap(model.bert, "alibi")
+    with pytest.raises(
+        ValueError, match=r"a part of this BertForMaskedLM was swapped by itself \(bert\).*swap the whole"
+    ):
+        model.save_pretrained(tmp_path)
+    locant.swap(model, "alibi").save_pretrained(tmp_path / "whole")
+    given = inputs("bert")
+    assert torch.equal(output(locant.load(tmp_path / "whole").eval(), **given), output(model, **given))
+    locant.swap(model, "native").save_pretrained(tmp_path / "native")
+    assert torch.equal(
+        output(AutoModelForMaskedLM.from_pretrained(tmp_path / "native").eval(), **given), output(model, **given)
+    )
+
+
 # ---- folders that are not right -------------------------------------------------------------------
 
 

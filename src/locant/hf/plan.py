@@ -6,6 +6,7 @@ Everything a plan names is relative to `model.base_model`, so that a plan of Ber
 from __future__ import annotations
 
 import copy
+import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,6 +164,7 @@ def attach(model: PreTrainedModel, plan: Plan) -> None:
     model.set_attn_implementation(interface.NAME)
     for module in {model, base}:
         module.__dict__["save_pretrained"] = types.MethodType(save_pretrained, module)
+    base.register_state_dict_pre_hook(_not_as_a_part)
 
 
 def detach(model: PreTrainedModel) -> Plan:
@@ -190,9 +192,29 @@ def detach(model: PreTrainedModel) -> Plan:
             config.max_position_embeddings = plan.before["max_position_embeddings"]
         config.__dict__.pop("locant", None)
     base.__dict__.pop(STATE, None)
+    for key in [key for key, hook in base._state_dict_pre_hooks.items() if hook is _not_as_a_part]:
+        del base._state_dict_pre_hooks[key]
     for module in {model, base}:
         module.__dict__.pop("save_pretrained", None)
     return plan
+
+
+def _not_as_a_part(base: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """A whole that does not know that its part was swapped would save a plain folder: refuse.
+
+    A module does not know what it is a part of; who is saving stands in the calls above.
+    """
+    frame = sys._getframe() if prefix else None
+    while frame is not None:
+        saving = frame.f_locals.get("self") if frame.f_code.co_name == "save_pretrained" else None
+        if isinstance(saving, PreTrainedModel):
+            if "save_pretrained" in saving.__dict__:
+                return
+            raise ValueError(
+                f"a part of this {type(saving).__name__} was swapped by itself ({prefix.rstrip('.')}): it would "
+                f"be saved as a plain model with the wrong positions; swap the whole: locant.swap(model, …)"
+            )
+        frame = frame.f_back
 
 
 def _move(original: nn.Module | nn.Parameter, here: Tensor) -> None:
