@@ -91,8 +91,8 @@ def test_rope_scalings(kind, theta, length):
         theirs, magnitude = theta ** -(torch.arange(0, 32, 2) / 32), 1.0
     else:
         theirs, magnitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"), seq_len=length)
-    scheme = locant.scheme(f"rope:theta={theta}", head_dim=32) if kind == "none" else None
-    scheme = scheme or locant.scheme(f"{spec},theta={theta}", head_dim=32)
+    separator = "," if ":" in spec else ":"
+    scheme = locant.scheme(f"{spec}{separator}theta={theta}", head_dim=32)
     assert isinstance(scheme, Rope)
     ours = scheme.frequencies(torch.tensor([length])).flatten().float()
     torch.testing.assert_close(ours, theirs.float(), rtol=2e-6, atol=0)

@@ -5,7 +5,7 @@ The native positions as a scheme must give the native outputs, however the token
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, EncoderDecoderModel, StaticCache
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
 
 import locant
 from tests.hf_models import CONFIGS, make, output
@@ -37,6 +37,16 @@ def test_any_numbering(numbers):
         "shuffled": torch.tensor([3, 0, 7, 1, 9, 2, 11, 4, 5, 10, 6, 8]),
     }[numbers][None]
     agree(lambda model: model(IDS, position_ids=pos).logits)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_positions_further_apart_than_the_old_maximum(kind):
+    """A shift-invariant scheme does not see where a text begins, however far that is past the old table of 40."""
+    model = spread(locant.swap(make(kind), "tisa"))
+    pos = torch.arange(12)[None] + 2
+    near, far = (output(model, input_ids=IDS, position_ids=pos + shift) for shift in (0, 500))
+    torch.testing.assert_close(far, near, **EXACT)
+    torch.testing.assert_close(near, output(model, input_ids=IDS), **EXACT)
 
 
 def test_a_pack_is_kept_apart_with_and_without_a_cache():
@@ -212,11 +222,9 @@ def test_peft_and_a_shared_scheme():
     assert float(trained[1].amplitude.detach().mean()) > 0.9
 
 
-def test_an_encoder_decoder_of_two_models():
-    joined = EncoderDecoderModel.from_encoder_decoder_pretrained
-    assert callable(joined)  # each half is a model of its own: swap it before joining
+def test_a_decoder_with_cross_attention_and_a_cache():
     decoder = make("bert", AutoModelForCausalLM, is_decoder=True, add_cross_attention=True)
-    locant.swap(decoder, "tisa")
+    spread(locant.swap(decoder, "tisa"))
     states = torch.randn(1, 7, 32)
     with torch.no_grad():
         whole = decoder(IDS, encoder_hidden_states=states).logits

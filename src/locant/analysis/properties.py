@@ -68,9 +68,8 @@ def _row(scheme: Scheme, length: int, layers: int, d_model: int) -> Row:
     count = sum(parameter.numel() for parameter in scheme.parameters())
     embeds = scheme.embed(torch.zeros(1, dtype=torch.long)) is not None  # added once, before the first layer
     own = count if embeds else count * layers
-    used = set(scheme.terms(torch.arange(-1, 2)).used())
-    gain = scheme.terms(torch.arange(-1, 2)).gain
-    curve = used <= {"bias", "gain"} and (gain is None or gain.ndim == 2)
+    terms = scheme.terms(torch.arange(-1, 2))
+    curve = set(terms.used()) <= {"bias", "gain"} and (terms.gain is None or terms.gain.ndim == 2)
     rotates = type(scheme).rotate is not Scheme.rotate
     return Row(
         spec=str(scheme),

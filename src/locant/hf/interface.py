@@ -33,7 +33,6 @@ EMBED = "locant_embed"
 FOLLOW = "locant_follow"
 OWNER = "locant_owner"
 """On an attention module that shares the scheme of another: that other module."""
-SPARE = 8  # RoBERTa numbers its tokens from the padding token on
 UNKNOWN = -1  # how many keys a cache holds, in compiled code
 
 
@@ -204,7 +203,7 @@ def _run(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             tokens = stack.get_input_embeddings()(given["input_ids"])  # type: ignore[operator]
         added = embed.embed(positions.of_queries(tokens.shape[1], tokens.device))
         given["inputs_embeds"], given["input_ids"] = tokens + added.to(tokens.dtype), None
-    _grow_buffers(stack, given, positions)
+    _grow_buffers(stack, given, positions, shift)
     output = before(**given) if before is not None else type(stack).forward(stack, **given)
     if positions.k is not None and positions.past != UNKNOWN:
         values = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
@@ -274,13 +273,15 @@ def _joined(stored: Tensor, ids: Tensor, past: int) -> Tensor:
     return torch.cat([before, ids.expand(rows, -1)], dim=-1)
 
 
-def _grow_buffers(module: nn.Module, given: Mapping[str, Any], positions: Positions) -> None:
+def _grow_buffers(module: nn.Module, given: Mapping[str, Any], positions: Positions, shift: int) -> None:
     """BERT-like embeddings keep position_ids and token_type_ids up to the old maximum; longer inputs need more."""
     embeddings = getattr(module, "embeddings", None)
     tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
     if embeddings is None or tokens is None:
         return
-    needed = positions.past + tokens.shape[1] + SPARE
+    needed = positions.past + tokens.shape[1] + shift
+    if positions.q is not None and not torch.compiler.is_compiling():  # positions may lie further apart than tokens
+        needed = max(needed, int(positions.q.max()) + shift + 1)
     for name in ("position_ids", "token_type_ids"):
         buffer = getattr(embeddings, name, None)
         if isinstance(buffer, Tensor) and buffer.shape[-1] < needed:

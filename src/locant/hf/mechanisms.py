@@ -56,10 +56,6 @@ class Mechanism(Protocol):
         """Size of the vectors that are added to the tokens."""
         ...
 
-    def length(self, stack: nn.Module) -> int | None:
-        """Number of positions, if there is a last one."""
-        ...
-
 
 def _find(stack: nn.Module, path: str) -> tuple[nn.Module, str]:
     parent, _, name = path.rpartition(".")
@@ -118,9 +114,6 @@ class Table:
 
     def width(self, stack: nn.Module) -> int:
         return self.table(stack).shape[1]
-
-    def length(self, stack: nn.Module) -> int:
-        return self.table(stack).shape[0] - self.first(stack)
 
 
 @dataclass(frozen=True)
@@ -197,9 +190,6 @@ class Patches:
     def width(self, stack: nn.Module) -> int:
         return self.table(stack).shape[2]
 
-    def length(self, stack: nn.Module) -> int:
-        return self.table(stack).shape[1]
-
 
 class Unturned(nn.Module):
     """In the place of a rotary embedding: cos = 1 and sin = 0 turn nothing."""
@@ -235,9 +225,6 @@ class Rotary:
 
     def width(self, stack: nn.Module) -> int:
         return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
-
-    def length(self, stack: nn.Module) -> None:
-        return None
 
 
 class Unbiased(nn.Module):
@@ -280,9 +267,6 @@ class Bias:
 
     def width(self, stack: nn.Module) -> int:
         return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
-
-    def length(self, stack: nn.Module) -> None:
-        return None
 
 
 def _add_embedding(stack: nn.Module, embed: Scheme | None) -> list[Replaced]:
