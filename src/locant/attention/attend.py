@@ -9,11 +9,11 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from locant.attention import eager, sdpa
+from locant.attention import eager, fused, sdpa
 from locant.attention.request import Request, prepare
 from locant.schemes.base import Scheme
 
-BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "eager": eager}
+BACKENDS: dict[str, ModuleType] = {"fused": fused, "sdpa": sdpa, "eager": eager}
 """In the order `impl="auto"` tries them. Each has attend(request) and unsupported(request) -> reason or None."""
 
 

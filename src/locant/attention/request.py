@@ -22,15 +22,15 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class Offsets:
     """The offsets r of a call, and for every (query, key) the column of its own: r[column] = k_pos − q_pos."""
 
-    r: Tensor  # [R]; consecutive where the positions are dense
-    lo: int | Tensor  # r[0] when r is consecutive
+    r: Tensor  # [R]; consecutive where the positions are dense, and not beyond the reach of the scheme
+    lo: int  # r[0] when r is consecutive
     inverse: Tensor | None  # [B or 1, Lq, Lk] when it is not
 
     def columns(self, q_pos: Tensor, k_pos: Tensor, rows: slice) -> Tensor:
         """[B or 1, rows, Lk]"""
         if self.inverse is not None:
             return self.inverse[:, rows]
-        return k_pos[:, None, :] - q_pos[:, rows, None] - self.lo
+        return (k_pos[:, None, :] - q_pos[:, rows, None] - self.lo).clamp(0, self.r.shape[0] - 1)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def prepare(
 
     consecutive = q_pos is None and k_pos is None
     q_pos, k_pos = _positions(q_pos, k_pos, b, lq, lk, q.device)
-    offsets = _offsets(q_pos, k_pos, consecutive)
+    offsets = _offsets(q_pos, k_pos, consecutive, scheme.reach)
     scale = scheme.scale(d) if scale is None else float(scale)
     wide = torch.promote_types(q.dtype, torch.float32)
     terms = _check_terms(scheme.terms(offsets.r), scheme, q, v, offsets.r.shape[0]).to(wide)
@@ -178,20 +178,25 @@ def _check_positions(name: str, pos: Tensor, b: int, length: int, device: torch.
     return (pos[None] if pos.ndim == 1 else pos).long()
 
 
-def _offsets(q_pos: Tensor, k_pos: Tensor, consecutive: bool) -> Offsets:
+def _offsets(q_pos: Tensor, k_pos: Tensor, consecutive: bool, reach: int | None) -> Offsets:
     lq, lk = q_pos.shape[-1], k_pos.shape[-1]
     device = q_pos.device
+
+    def between(lo: int, hi: int) -> Offsets:
+        if reach is not None:  # nothing changes beyond it: `columns` takes the last column there
+            lo, hi = (torch.sym_min(torch.sym_max(x, -reach), reach) for x in (lo, hi))
+        return Offsets(torch.arange(lo, hi + 1, device=device), lo, None)
+
     if consecutive or lq == 0:  # known without looking at the values
-        lo = 1 - lk
-        return Offsets(torch.arange(lo, lo + lq + lk - 1 if lq else lo + 1, device=device), lo, None)
+        return between(1 - lk, lq - 1 if lq else 1 - lk)
     if torch.compiler.is_compiling():  # compiled code cannot look at the values: a column for every pair
         r = k_pos[:, None, :] - q_pos[:, :, None]
         return Offsets(r.flatten(), 0, torch.arange(r.numel(), device=device).view(r.shape))
     lo = int((k_pos.amin(-1) - q_pos.amax(-1)).min())
     hi = int((k_pos.amax(-1) - q_pos.amin(-1)).max())
     # Tables over all of a range with large gaps would be mostly unused, and may not fit into memory.
-    if hi - lo < 4 * (lq + lk):
-        return Offsets(torch.arange(lo, hi + 1, device=device), lo, None)
+    if hi - lo < 4 * (lq + lk) or reach is not None:
+        return between(lo, hi)
     r, inverse = torch.unique(k_pos[:, None, :] - q_pos[:, :, None], return_inverse=True)
     return Offsets(r, int(r[0]), inverse)
 

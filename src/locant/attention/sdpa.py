@@ -155,13 +155,19 @@ def _band(request: Request) -> Tensor | None:
     if not request.consecutive and not _in_step(request):
         return None
     lq, lk = request.q.shape[2], request.k.shape[2]
+    first = 1 - lk if request.consecutive else int(request.k_pos[0, 0] - request.q_pos[0, -1])  # r of column 0
+    n = lq + lk - 1
+    lo, hi = request.offsets.lo, request.offsets.lo + bias.shape[1] - 1
+    if lo > first or hi < first + n - 1:  # beyond the scheme's reach the last column goes on
+        before, after = min(max(lo - first, 0), n), min(max(first + n - 1 - hi, 0), n)
+        within = bias[:, max(first - lo, 0) : max(first + n - lo, 0)]
+        bias = torch.cat([bias[:, :1].expand(-1, before), within, bias[:, -1:].expand(-1, after)], dim=1)[:, :n]
     if request.causal:
-        # r = lo + column, and lo is the offset of the first key from the last query
-        lo = request.offsets.lo
-        if not isinstance(lo, int) or lo + lq - 1 > 0:  # the first query would see nothing
+        if first + lq - 1 > 0:  # the first query would see nothing
             return None
-        bias = bias.masked_fill(request.offsets.r > 0, -torch.inf)
-    return bias.contiguous() if bias.shape[1] == lq + lk - 1 else None
+        future = torch.arange(first, first + n, device=bias.device) > 0
+        bias = bias.masked_fill(future, -torch.inf)
+    return bias.contiguous()
 
 
 def _in_step(request: Request) -> bool:

@@ -41,6 +41,12 @@ class Scheme(nn.Module):
     max_length: int | None = None
     """Positions must be below this; None if any position will do."""
 
+    reach: int | None = None
+    """Beyond this distance nothing changes: terms(r) = terms(±reach) for |r| ≥ reach. None if there is no such distance.
+
+    Tables are then asked for no further, and fast back ends take a short way for what is further off.
+    """
+
     planes: tuple[str, int] | None = None
     """For a scheme that rotates: which pairs of coordinates. Rotations of the same pairs commute."""
 

@@ -29,6 +29,7 @@ class Deberta(Scheme):
         check_int(self, "head_dim", head_dim, at_least=1)
         self.buckets, self.max_distance = buckets, max_distance
         self.n_heads, self.head_dim = n_heads, head_dim
+        self.reach = max_distance
         self.key_table = nn.Parameter(torch.randn(n_heads, 2 * buckets, head_dim) * 0.02)  # K
         self.query_table = nn.Parameter(torch.randn(n_heads, 2 * buckets, head_dim) * 0.02)  # Q
 

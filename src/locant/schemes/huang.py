@@ -26,6 +26,7 @@ class Huang1(Scheme):
         super().__init__()
         h = table_heads(self, clip, heads, n_heads)
         self.clip, self.heads, self.n_heads = clip, heads, n_heads
+        self.reach = clip
         self.table = nn.Parameter(torch.ones(h, clip + 1))  # row |r|
 
     def terms(self, r: Tensor) -> Terms:
@@ -42,6 +43,7 @@ class Huang2(Scheme):
         super().__init__()
         h = table_heads(self, clip, heads, n_heads)
         self.clip, self.heads, self.n_heads = clip, heads, n_heads
+        self.reach = clip
         self.table = nn.Parameter(torch.ones(h, 2 * clip + 1))
 
     def terms(self, r: Tensor) -> Terms:
@@ -62,6 +64,7 @@ class _VectorTable(Scheme):
         h = table_heads(self, clip, heads, n_heads)
         check_int(self, "head_dim", head_dim, at_least=1)
         self.clip, self.heads = clip, heads
+        self.reach = clip
         self.n_heads, self.head_dim = n_heads, head_dim
         self.table = nn.Parameter(self.start + self.noise * torch.randn(h, 2 * clip + 1, head_dim))
 

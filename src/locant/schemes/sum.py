@@ -38,6 +38,8 @@ class Sum(Scheme):
         self.shift_invariant = all(part.shift_invariant for part in flat) and not mixed and not tangled
         self.pairwise = all(part.pairwise for part in flat) and not tangled
         self.incremental = all(part.incremental for part in flat) and not tangled
+        reaches = [part.reach for part in flat if type(part).terms is not Scheme.terms]
+        self.reach = None if None in reaches else max((reach for reach in reaches if reach is not None), default=0)
         self.max_length = min((part.max_length for part in flat if part.max_length is not None), default=None)
 
     def schemes(self) -> list[Scheme]:

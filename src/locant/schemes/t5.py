@@ -32,6 +32,7 @@ class T5(Scheme):
         check_int(self, "max_distance", max_distance, at_least=buckets // (2 * sides) + 1)
         self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
         self.n_heads = n_heads
+        self.reach = max_distance
         self.table = nn.Parameter(torch.randn(n_heads, buckets) * 0.02)
 
     def bucket(self, r: Tensor) -> Tensor:

@@ -1,0 +1,115 @@
+"""Builds `fused.c` into a library at first use, and keeps it for the next process.
+
+One call of a C compiler (`$CC`, or cc, gcc, clang), a few seconds; no torch headers, no build system. The library is kept in
+`$LOCANT_CACHE` (~/.cache/locant) under a name made of the source, the compiler, its flags and the CPU, so that none of
+them can change without a new build. `LOCANT_FUSED=0` switches it off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("fused.c")
+FLAGS = ["-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC"]
+CPU = ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
+OPTIONAL = [[*CPU, "-fopenmp"], [*CPU], []]
+"""Tried in this order: some compilers have no OpenMP, some do not know the CPU they run on."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A library that was loaded, or why there is none."""
+
+    library: ctypes.CDLL | None
+    why: str  # a sentence for people
+    path: Path | None = None
+    command: str = ""
+    seconds: float = 0.0  # 0 if it was there already
+
+
+@cache
+def build() -> Built:
+    """Once per process."""
+    if os.environ.get("LOCANT_FUSED", "1") == "0":
+        return Built(None, "switched off by LOCANT_FUSED=0")
+    if sys.platform == "win32":
+        return Built(None, "it is built with gcc or clang, which this platform is not set up for")
+    compiler = find_compiler()
+    if compiler is None:
+        return Built(None, "no C compiler was found (tried $CC, cc, gcc, clang); install one, e.g. gcc")
+    trouble = ""
+    for optional in OPTIONAL:
+        command = [*compiler, *FLAGS, *optional]
+        try:
+            return _load(command)
+        except (OSError, subprocess.SubprocessError) as error:
+            trouble = trouble or _said(error)
+    return Built(None, f"{shlex.join(compiler)} could not build it: {trouble}")
+
+
+def find_compiler() -> list[str] | None:
+    if os.environ.get("CC"):
+        words = shlex.split(os.environ["CC"])
+        return words if shutil.which(words[0]) else None
+    return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+
+
+def cache_folder() -> Path:
+    if os.environ.get("LOCANT_CACHE"):
+        return Path(os.environ["LOCANT_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "locant"
+
+
+def _load(command: list[str]) -> Built:
+    start = time.perf_counter()
+    version = subprocess.run([command[0], "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+    key = "\0".join([SOURCE.read_text(), *command, version, _cpu()])
+    name = f"fused-{hashlib.sha256(key.encode()).hexdigest()[:20]}.so"
+    path = cache_folder() / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path.parent, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable and not path.exists():
+        path = Path(tempfile.mkdtemp(prefix="locant-")) / name
+    seconds = 0.0
+    if not path.exists():
+        # Under another name first: a process that looks while this one writes must not find half a library.
+        handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        os.close(handle)
+        try:
+            subprocess.run(
+                [*command, str(SOURCE), "-o", unfinished, "-lm"], capture_output=True, text=True, timeout=120, check=True
+            )
+            os.replace(unfinished, path)
+        finally:
+            Path(unfinished).unlink(missing_ok=True)
+        seconds = time.perf_counter() - start
+    return Built(ctypes.CDLL(str(path)), "built and loaded", path, shlex.join(command), seconds)
+
+
+def _cpu() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    return "\n".join(dict.fromkeys(x for x in lines if x.startswith(("flags", "Features", "model name", "CPU part"))))
+
+
+def _said(error: Exception) -> str:
+    said = getattr(error, "stderr", None) or str(error)
+    return next((line for line in said.splitlines() if "error" in line.lower()), said.strip()[:200])
