@@ -14,7 +14,7 @@ What a scheme leaves out is neutral: gain 1, everything else 0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +38,9 @@ class Pair(Protocol):
         ...
 
 
+TABLES = ("bias", "score", "gain", "query", "key", "value")
+
+
 @dataclass(frozen=True)
 class Terms:
     """Tables with one column per offset asked for. H heads (1 = shared by all heads), R offsets, D head size."""
@@ -52,8 +55,7 @@ class Terms:
 
     def tables(self) -> dict[str, Tensor]:
         """The tables that are there, by name."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: x for name, x in named.items() if isinstance(x, Tensor)}
+        return {name: x for name in TABLES if (x := getattr(self, name)) is not None}
 
     def used(self) -> tuple[str, ...]:
         """Names of the fields that are not neutral."""
@@ -63,7 +65,13 @@ class Terms:
         """The same terms for some of the offsets."""
         return self._each(lambda table: table[:, index])
 
+    def narrow(self, first: int, count: int) -> Terms:
+        """The same terms for consecutive columns, as views."""
+        return self._each(lambda table: table[:, first : first + count])
+
     def to(self, dtype: torch.dtype) -> Terms:
+        if all(table.dtype == dtype for table in self.tables().values()):
+            return self
         return self._each(lambda table: table.to(dtype))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Terms:

@@ -14,7 +14,10 @@ from locant.attention.request import Request, prepare
 from locant.schemes.base import Scheme
 
 BACKENDS: dict[str, ModuleType] = {"fused": fused, "sdpa": sdpa, "eager": eager}
-"""In the order `impl="auto"` tries them. Each has attend(request) and unsupported(request) -> reason or None."""
+"""In the order `impl="auto"` tries them, after `sdpa` where positions cost it nothing (`sdpa.for_free`).
+
+Each has attend(request) and unsupported(request) -> reason or None.
+"""
 
 
 @overload
@@ -67,7 +70,7 @@ def attend(
     """
     # Under autocast tables and the reference would drop to half precision.
     kind = q.device.type if isinstance(q, Tensor) else "cpu"
-    lower = torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    lower = torch.autocast(kind, enabled=False) if _autocasts(kind) else nullcontext()
     with lower:
         request = prepare(
             q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, causal=causal, scale=scale, dropout=dropout,
@@ -81,8 +84,14 @@ def attend(
     return (out, weights) if need_weights else out
 
 
+def _autocasts(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 def _choose(request: Request, impl: str) -> ModuleType:
     if impl == "auto":
+        if sdpa.for_free(request):
+            return sdpa
         return next(backend for backend in BACKENDS.values() if backend.unsupported(request) is None)
     if impl not in BACKENDS:
         raise ValueError(f"unknown impl {impl!r}; there is: auto, {', '.join(BACKENDS)}")

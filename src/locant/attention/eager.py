@@ -37,7 +37,7 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
         # Recomputed in the backward pass, or the slices would add up to the whole tensor again. What it will need then
         # must be what it is now: masks and positions are copied, changes in the rest are noticed.
         mask = None if request.mask is None else request.mask.clone()
-        request = replace(request, mask=mask, q_pos=request.q_pos.clone(), k_pos=request.k_pos.clone())
+        request = replace(request, mask=mask, positions=(request.q_pos.clone(), request.k_pos.clone()))
         tensors = [q, k, v, *turned, *request.terms.tables().values(), *request.scheme.parameters()]
         versions = [(tensor, tensor._version) for tensor in tensors]
     outs, weights = [], []

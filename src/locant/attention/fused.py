@@ -43,7 +43,7 @@ def _missing() -> str | None:
 
 
 def attend(request: Request) -> tuple[Tensor, None]:
-    q, k = request.scheme.rotate(request.q, request.k, request.q_pos, request.k_pos)
+    q, k = request.turned()
     v, raw_q, raw_k = request.v, None, None
     if q is not request.q or k is not request.k:
         v = v.to(q.dtype)  # rotate may widen

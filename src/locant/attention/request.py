@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from locant.attention.tables import FEW, tables
 from locant.schemes.base import Scheme
 from locant.schemes.nope import Nope
 from locant.terms import Terms
@@ -22,15 +23,22 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class Offsets:
     """The offsets r of a call, and for every (query, key) the column of its own: r[column] = k_pos − q_pos."""
 
-    r: Tensor  # [R]; consecutive where the positions are dense, and not beyond the reach of the scheme
-    lo: int  # r[0] when r is consecutive
-    inverse: Tensor | None  # [B or 1, Lq, Lk] when it is not
+    lo: int  # the first
+    count: int
+    device: torch.device
+    listed: Tensor | None = None  # [R] where they are not consecutive
+    inverse: Tensor | None = None  # [B or 1, Lq, Lk], the column of every pair, then
+
+    @property
+    def r(self) -> Tensor:
+        """[R]; not beyond the reach of the scheme"""
+        return torch.arange(self.lo, self.lo + self.count, device=self.device) if self.listed is None else self.listed
 
     def columns(self, q_pos: Tensor, k_pos: Tensor, rows: slice) -> Tensor:
         """[B or 1, rows, Lk]"""
         if self.inverse is not None:
             return self.inverse[:, rows]
-        return (k_pos[:, None, :] - q_pos[:, rows, None] - self.lo).clamp(0, self.r.shape[0] - 1)
+        return (k_pos[:, None, :] - q_pos[:, rows, None] - self.lo).clamp(0, self.count - 1)
 
 
 @dataclass(frozen=True)
@@ -41,14 +49,32 @@ class Request:
     scheme: Scheme
     terms: Terms  # columns are those of `offsets`; score is folded into bias
     offsets: Offsets
-    q_pos: Tensor
-    k_pos: Tensor
+    positions: tuple[Tensor, Tensor] | None  # of the queries and the keys; None for 0 … Lk−1 and the last Lq of them
     mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]; True = may attend
     causal: bool
     scale: float
     dropout: float
     need_weights: bool
-    consecutive: bool  # positions are 0 … Lk−1 for the keys and the last Lq of them for the queries
+
+    @property
+    def consecutive(self) -> bool:
+        return self.positions is None
+
+    @property
+    def k_pos(self) -> Tensor:
+        return torch.arange(self.k.shape[2], device=self.k.device)[None] if self.positions is None else self.positions[1]
+
+    @property
+    def q_pos(self) -> Tensor:
+        if self.positions is None:  # the last of the keys, as in decoding with a cache
+            return self.k_pos[:, self.k.shape[2] - self.q.shape[2] :]
+        return self.positions[0]
+
+    def turned(self) -> tuple[Tensor, Tensor]:
+        """Queries and keys of the content product."""
+        if type(self.scheme).rotate is Scheme.rotate:
+            return self.q, self.k
+        return self.scheme.rotate(self.q, self.k, self.q_pos, self.k_pos)
 
     @property
     def wide(self) -> torch.dtype:
@@ -98,19 +124,19 @@ def prepare(
 
     _check_dimensions(scheme, q)
 
-    consecutive = q_pos is None and k_pos is None
-    q_pos, k_pos = _positions(q_pos, k_pos, b, lq, lk, q.device)
-    offsets = _offsets(q_pos, k_pos, consecutive, scheme.reach)
+    positions = _positions(q_pos, k_pos, b, lq, lk, q.device)
+    offsets = _offsets(positions, lq, lk, q.device, scheme.reach)
     scale = scheme.scale(d) if scale is None else float(scale)
     wide = torch.promote_types(q.dtype, torch.float32)
-    terms = _check_terms(scheme.terms(offsets.r), scheme, q, v, offsets.r.shape[0]).to(wide)
+    decoding = lq <= FEW and lq < lk and offsets.inverse is None
+    terms = tables(scheme, offsets, wide, decoding)
+    terms = _check_terms(terms, scheme, q, v, offsets.count).to(wide)
     if terms.score is not None:
         inside = scale * terms.score
         terms = replace(terms, bias=inside if terms.bias is None else terms.bias + inside, score=None)
     return Request(
-        q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, q_pos=q_pos, k_pos=k_pos,
+        q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, positions=positions,
         mask=_mask(mask, q, lk), causal=causal, scale=scale, dropout=dropout, need_weights=need_weights,
-        consecutive=consecutive,
     )  # fmt: skip
 
 
@@ -147,21 +173,21 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _positions(
     q_pos: Tensor | None, k_pos: Tensor | None, b: int, lq: int, lk: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor] | None:
+    if q_pos is None and lq > lk:
+        raise ValueError(f"{lq} queries for {lk} keys: where are they? pass q_pos and k_pos")
+    if q_pos is None and k_pos is None:
+        return None
     if q_pos is not None:
         q_pos = _check_positions("q_pos", q_pos, b, lq, device)
     if k_pos is not None:
         k_pos = _check_positions("k_pos", k_pos, b, lk, device)
     if k_pos is None:
-        if q_pos is None:
-            k_pos = torch.arange(lk, device=device)[None]
-        elif lq == lk:
-            k_pos = q_pos
-        else:
+        assert q_pos is not None
+        if lq != lk:
             raise ValueError(f"q_pos alone does not say where the {lk} keys are (there are {lq} queries); pass k_pos")
+        k_pos = q_pos
     if q_pos is None:
-        if lq > lk:
-            raise ValueError(f"{lq} queries for {lk} keys: where are they? pass q_pos and k_pos")
         q_pos = k_pos[:, lk - lq :]  # the queries are the last of the keys, as in decoding with a cache
     return q_pos, k_pos
 
@@ -178,27 +204,29 @@ def _check_positions(name: str, pos: Tensor, b: int, length: int, device: torch.
     return (pos[None] if pos.ndim == 1 else pos).long()
 
 
-def _offsets(q_pos: Tensor, k_pos: Tensor, consecutive: bool, reach: int | None) -> Offsets:
-    lq, lk = q_pos.shape[-1], k_pos.shape[-1]
-    device = q_pos.device
-
+def _offsets(
+    positions: tuple[Tensor, Tensor] | None, lq: int, lk: int, device: torch.device, reach: int | None
+) -> Offsets:
     def between(lo: int, hi: int) -> Offsets:
         if reach is not None:  # nothing changes beyond it: `columns` takes the last column there
             lo, hi = (torch.sym_min(torch.sym_max(x, -reach), reach) for x in (lo, hi))
-        return Offsets(torch.arange(lo, hi + 1, device=device), lo, None)
+        return Offsets(lo, hi + 1 - lo, device)
 
-    if consecutive or lq == 0:  # known without looking at the values
+    if positions is None or lq == 0:  # known without looking at the values
         return between(1 - lk, lq - 1 if lq else 1 - lk)
+    q_pos, k_pos = positions
+    if torch.compiler.is_compiling() and reach is not None:
+        return between(-reach, reach)
     if torch.compiler.is_compiling():  # compiled code cannot look at the values: a column for every pair
         r = k_pos[:, None, :] - q_pos[:, :, None]
-        return Offsets(r.flatten(), 0, torch.arange(r.numel(), device=device).view(r.shape))
+        return Offsets(0, r.numel(), device, r.flatten(), torch.arange(r.numel(), device=device).view(r.shape))
     lo = int((k_pos.amin(-1) - q_pos.amax(-1)).min())
     hi = int((k_pos.amax(-1) - q_pos.amin(-1)).max())
     # Tables over all of a range with large gaps would be mostly unused, and may not fit into memory.
     if hi - lo < 4 * (lq + lk) or reach is not None:
         return between(lo, hi)
     r, inverse = torch.unique(k_pos[:, None, :] - q_pos[:, :, None], return_inverse=True)
-    return Offsets(r, int(r[0]), inverse)
+    return Offsets(int(r[0]), r.shape[0], device, r, inverse)
 
 
 def _check_terms(terms: Terms, scheme: Scheme, q: Tensor, v: Tensor, n: int) -> Terms:

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from locant.attention.eager import added_logits, in_full
 from locant.attention.request import Request
+from locant.attention.tables import FEW
 
 ROWS = 2**22
 """The most logits that the gradient of a bias looks at at a time."""
@@ -34,8 +35,18 @@ def unsupported(request: Request) -> str | None:
     return None
 
 
+def for_free(request: Request) -> bool:
+    """Positions cost this back end nothing: no terms and no mask to write out, or a bias for a few queries."""
+    if unsupported(request) is not None or request.terms.used() not in ((), ("bias",)):
+        return False
+    lq, lk = request.q.shape[2], request.k.shape[2]
+    if lq <= FEW and lq < lk:
+        return True
+    return not request.terms.used() and request.mask is None and (not request.causal or request.consecutive and lq == lk)
+
+
 def attend(request: Request) -> tuple[Tensor, None]:
-    q, k = request.scheme.rotate(request.q, request.k, request.q_pos, request.k_pos)
+    q, k = request.turned()
     v = request.v.to(q.dtype)  # rotate may widen
     band, spans = _band(request), _spans(request)
     if band is not None and spans is not None:
@@ -74,7 +85,7 @@ def _attend_band(
 ) -> Tensor:
     """`band` [H, Lq + Lk − 1] as a strided view, for each group of rows that see the keys first … end − 1."""
     h, lq, outs = q.shape[1], q.shape[2], []
-    q = q.flip(2)
+    q = q.flip(2) if lq > 1 else q
     for rows, first, end in spans:
         keys = slice(first, end)
         view = band[:, first : end + lq - 1].unfold(1, end - first, 1)  # [H, Lq, keys], strides (…, 1, 1)
@@ -85,7 +96,7 @@ def _attend_band(
             out = BiasGradient.apply(out, band[:, first : end + lq - 1], part_q, part_k, part_v, request.scale)
         outs.append(out)
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out.flip(2).to(request.q.dtype)
+    return (out.flip(2) if lq > 1 else out).to(request.q.dtype)
 
 
 class BiasGradient(torch.autograd.Function):
@@ -162,12 +173,12 @@ def _band(request: Request) -> Tensor | None:
         before, after = min(max(lo - first, 0), n), min(max(first + n - 1 - hi, 0), n)
         within = bias[:, max(first - lo, 0) : max(first + n - lo, 0)]
         bias = torch.cat([bias[:, :1].expand(-1, before), within, bias[:, -1:].expand(-1, after)], dim=1)[:, :n]
-    if request.causal:
+    if request.causal and first + n - 1 > 0:  # else there is no future
         if first + lq - 1 > 0:  # the first query would see nothing
             return None
         future = torch.arange(first, first + n, device=bias.device) > 0
         bias = bias.masked_fill(future, -torch.inf)
-    return bias.contiguous()
+    return bias
 
 
 def _in_step(request: Request) -> bool:
