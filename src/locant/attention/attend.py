@@ -9,15 +9,19 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from locant.attention import eager, fused, sdpa
+from locant.attention import eager, flex, fused, sdpa
 from locant.attention.request import Request, prepare
 from locant.schemes.base import Scheme
 
-BACKENDS: dict[str, ModuleType] = {"fused": fused, "sdpa": sdpa, "eager": eager}
-"""In the order `impl="auto"` tries them, after `sdpa` where positions cost it nothing (`sdpa.for_free`).
+BACKENDS: dict[str, ModuleType] = {"fused": fused, "sdpa": sdpa, "flex": flex, "eager": eager}
+"""Each has attend(request) and unsupported(request) -> reason or None."""
 
-Each has attend(request) and unsupported(request) -> reason or None.
-"""
+AUTO: dict[str, tuple[str, ...]] = {
+    "cpu": ("fused", "sdpa", "eager"),
+    "cuda": ("flex", "sdpa", "eager"),
+}
+"""What `impl="auto"` tries, in this order, after `sdpa` where positions cost it nothing (`sdpa.for_free`)."""
+OTHERWISE = ("sdpa", "eager")
 
 
 @overload
@@ -92,7 +96,8 @@ def _choose(request: Request, impl: str) -> ModuleType:
     if impl == "auto":
         if sdpa.for_free(request):
             return sdpa
-        return next(backend for backend in BACKENDS.values() if backend.unsupported(request) is None)
+        order = AUTO.get(request.q.device.type, OTHERWISE)
+        return next(BACKENDS[name] for name in order if BACKENDS[name].unsupported(request) is None)
     if impl not in BACKENDS:
         raise ValueError(f"unknown impl {impl!r}; there is: auto, {', '.join(BACKENDS)}")
     reason = BACKENDS[impl].unsupported(request)

@@ -92,7 +92,11 @@ def _load(command: list[str]) -> Built:
         os.close(handle)
         try:
             subprocess.run(
-                [*command, str(SOURCE), "-o", unfinished, "-lm"], capture_output=True, text=True, timeout=120, check=True
+                [*command, str(SOURCE), "-o", unfinished, "-lm"],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
             )
             os.replace(unfinished, path)
         finally:

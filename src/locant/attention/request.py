@@ -62,7 +62,9 @@ class Request:
 
     @property
     def k_pos(self) -> Tensor:
-        return torch.arange(self.k.shape[2], device=self.k.device)[None] if self.positions is None else self.positions[1]
+        return (
+            torch.arange(self.k.shape[2], device=self.k.device)[None] if self.positions is None else self.positions[1]
+        )
 
     @property
     def q_pos(self) -> Tensor:

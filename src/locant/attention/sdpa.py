@@ -42,7 +42,9 @@ def for_free(request: Request) -> bool:
     lq, lk = request.q.shape[2], request.k.shape[2]
     if lq <= FEW and lq < lk:
         return True
-    return not request.terms.used() and request.mask is None and (not request.causal or request.consecutive and lq == lk)
+    return (
+        not request.terms.used() and request.mask is None and (not request.causal or request.consecutive and lq == lk)
+    )
 
 
 def attend(request: Request) -> tuple[Tensor, None]:
