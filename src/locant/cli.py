@@ -144,6 +144,26 @@ def check(spec: Spec, heads: Heads = 4, width: Width = 32, seed: Seed = 0) -> No
 
 
 @app.command()
+def doctor() -> None:
+    """What is active on this machine and why, and which back end attention takes for what."""
+    from locant.attention import doctor as examination
+
+    console.print(f"[bold]locant {locant.__version__}[/]")
+    for finding in examination.examine():
+        mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}[finding.active]
+        console.print(f"  {mark} {finding.name:13}", end="")
+        console.print(finding.detail, markup=False, highlight=False, soft_wrap=True)
+    rows = examination.choices()
+    table = Table(title="What impl='auto' takes here")
+    table.add_column("scheme", style="bold")
+    for situation in examination.SITUATIONS:
+        table.add_column(situation)
+    for spec, row in rows.items():
+        table.add_row(spec, *row.values())
+    console.print(table)
+
+
+@app.command()
 def swap(
     model: Annotated[str, typer.Argument(help="A folder or hub name of a Hugging Face model.")],
     spec: Spec,

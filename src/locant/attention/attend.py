@@ -80,7 +80,7 @@ def attend(
             q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, causal=causal, scale=scale, dropout=dropout,
             need_weights=need_weights,
         )  # fmt: skip
-        backend = _choose(request, impl)
+        backend = choose(request, impl)
         if request.q.shape[0] == 0 or request.q.shape[2] == 0:  # nobody asks anything
             nothing = q.new_zeros(*q.shape[:3], v.shape[3])
             return (nothing, q.new_zeros(*q.shape[:3], k.shape[2])) if need_weights else nothing
@@ -92,7 +92,8 @@ def _autocasts(kind: str) -> bool:
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
-def _choose(request: Request, impl: str) -> ModuleType:
+def choose(request: Request, impl: str) -> ModuleType:
+    """The back end for a request; an error, with the reason, if the one that was named cannot do it."""
     if impl == "auto":
         if sdpa.for_free(request):
             return sdpa

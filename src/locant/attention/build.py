@@ -1,8 +1,8 @@
 """Builds `fused.c` into a library at first use, and keeps it for the next process.
 
-One call of a C compiler (`$CC`, or cc, gcc, clang), a few seconds; no torch headers, no build system. The library is kept in
-`$LOCANT_CACHE` (~/.cache/locant) under a name made of the source, the compiler, its flags and the CPU, so that none of
-them can change without a new build. `LOCANT_FUSED=0` switches it off.
+One call of a C compiler (`$CC`, or cc, gcc, clang), a few seconds; no torch headers, no build system. The library is
+kept in `$LOCANT_CACHE` (~/.cache/locant) under a name made of the source, the compiler, its flags and the CPU, so that
+none of them can change without a new build. `LOCANT_FUSED=0` switches it off.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _run(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, gain: Tensor | None, by_query: Tensor | None,
     by_key: Tensor | None, first: Tensor, k_pos: Tensor, block_mask: Any, scale: float,
 ) -> Tensor:  # fmt: skip
-    """`first` is the key position that a query's column 0 is for. No number here depends on the length of a sequence."""
+    """`first` is the key position that a query's column 0 is for. No number here depends on a sequence's length."""
     from torch.nn.attention.flex_attention import flex_attention
 
     tables = [x for x in (bias, gain) if x is not None]
@@ -125,7 +125,7 @@ def _compiled() -> Callable[..., Tensor]:
 def _run_compiled(*inputs: Any) -> Tensor:
     # One kernel per kind of scheme and bucket: more than the few after which Dynamo gives up compiling by default.
     limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-    with torch._dynamo.config.patch(**{limit: KERNELS}):
+    with torch._dynamo.config.patch({limit: KERNELS}):
         return _compiled()(*inputs)
 
 
@@ -137,7 +137,7 @@ def _block_mask(
 
     b, h, queries, _ = q_shape
     mask_b, mask_h = (1, 1) if mask is None else mask.shape[:2]
-    rows = b if mask_b > 1 or request.causal and not request.consecutive else 1
+    rows = b if mask_b > 1 or (request.causal and not request.consecutive) else 1
     causal = request.causal
 
     def mask_mod(bb: Tensor, hh: Tensor, i: Tensor, j: Tensor) -> Tensor:

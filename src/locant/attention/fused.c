@@ -25,6 +25,9 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 typedef int64_t I;
 
@@ -296,6 +299,10 @@ typedef struct {
 static float *take(Arena *arena, I n) {
   float *at = arena->data ? arena->data + arena->used : NULL;
   arena->used += up(n, 64);
+#ifdef __SANITIZE_ADDRESS__ /* a gap between parts, where nothing may reach */
+  if (at) ASAN_POISON_MEMORY_REGION(at + up(n, 2), (size_t)(4 * (up(n, 64) + 64 - up(n, 2))));
+  arena->used += 64;
+#endif
   return at;
 }
 
@@ -474,6 +481,29 @@ static Tile look(const Call *c, I b, I h, I i0, I j0, const Span *qs, const Span
 
 INLINE I column(const Call *c, const Tile *t, I i, I j) {
   return PAD + most(0, least(t->k_pos[j] - t->q_pos[i] - c->lo, c->columns - 1));
+}
+
+/* For SCATTER: a row of a tile summed by column. `total` is zero but for the columns in `touched`, and again after
+   `forget`. With long sums made of short ones the tables' gradients stay as exact as the rest. */
+typedef struct {
+  float *total;     /* [EXT] */
+  I *touched, count; /* [TILE] */
+} Tally;
+
+static void tally(Tally *y, I e, float x) {
+  if (x == 0) return;
+  int known = 0;
+  if (y->total[e] == 0)
+    for (I n = 0; n < y->count && !known; n++) known = y->touched[n] == e; /* it came to 0 on the way */
+  else
+    known = 1;
+  if (!known) y->touched[y->count++] = e;
+  y->total[e] += x;
+}
+
+static void forget(Tally *y) {
+  for (I n = 0; n < y->count; n++) y->total[y->touched[n]] = 0;
+  y->count = 0;
 }
 
 /* What a tile is computed from; pointers are to its own first row */
@@ -812,6 +842,9 @@ typedef struct {
   float *k, *raw_k, *k_panels, *v_panels, *dk, *draw_k, *dv, *far_k[2];           /* of a key/value head */
   float *q, *raw_q, *grad, *dq, *draw_q, *delta, *lse, *far_q[2], *far_grad[2];   /* of a query head */
   float *s, *content, *weights, *change, *turned, *scaled, *rows;                  /* tiles */
+  float *far_sum; /* a row of a table */
+  TableGradients head; /* of one head; then added to the thread's */
+  Tally tally;
   Span *q_spans, *k_spans;
 } Backward;
 
@@ -838,6 +871,10 @@ static void take_backward(const Call *c, Arena *arena, Backward *w) {
   w->weights = take(arena, CELLS), w->change = take(arena, CELLS);
   w->scaled = take(arena, (TILE + MR) * dp);
   w->rows = take(arena, TILE * most(dp, dvp));
+  w->far_sum = take(arena, most(dp, dvp));
+  take_table_gradients(c, arena, &w->head);
+  w->tally.total = take(arena, EXT(c));
+  w->tally.touched = (I *)take(arena, 2 * TILE);
   w->q_spans = (Span *)take(arena, (I)(sizeof(Span) / 4) * (QUERIES(c) / TILE));
   w->k_spans = (Span *)take(arena, (I)(sizeof(Span) / 4) * (KEYS(c) / TILE));
 }
@@ -881,30 +918,45 @@ static void logit_gradients(const Call *c, const Tile *t, Backward *w, Tables *t
   }
 }
 
+/* table[column of the pair] += W · x_i, by rows of W; by columns, with x_j, if the strides are exchanged */
+static void collect_scattered(const Call *c, const Tile *t, Backward *w, const float *tile, I row, I col, I n, I m, I dp,
+                              const float *x, float *table) {
+  for (I i = 0; i < n; i++) {
+    for (I j = 0; j < m; j++) {
+      const I e = row == LD ? column(c, t, i, j) : column(c, t, j, i);
+      tally(&w->tally, e, tile[i * row + j * col]);
+    }
+    for (I y = 0; y < w->tally.count; y++) {
+      const I e = w->tally.touched[y];
+      add_scaled(dp, w->tally.total[e], x + i * dp, table + e * dp);
+    }
+    forget(&w->tally);
+  }
+}
+
 /* Of the values: what they and their table get */
-static void value_gradients(const Call *c, const Tile *t, Backward *w, Tables *tables, TableGradients *g) {
+static void value_gradients(const Call *c, const Tile *t, Backward *w, TableGradients *g) {
   const I dvp = DVP(c), n = t->n, m = t->m;
   const float *weights = INSIDE(w->weights), *grad = w->grad + t->i0 * dvp;
   product(m, dvp / NR, n, weights, 1, LD, grad, dvp, NR, w->dv + t->j0 * dvp, dvp, 1);
   if (!g->value) return;
   if (t->kind == BAND)
     collect_band(n, m, dvp, weights, LD, 1, grad, t->e, 1, g->value);
-  else
+  else if (t->kind == SCATTER)
+    collect_scattered(c, t, w, weights, LD, 1, n, m, dvp, grad, g->value);
+  else {
+    memset(w->far_sum, 0, (size_t)(4 * dvp));
     for (I i = 0; i < n; i++) {
-      if (t->kind == SCATTER) {
-        for (I j = 0; j < m; j++)
-          add_scaled(dvp, weights[i * LD + j], grad + i * dvp, g->value + column(c, t, i, j) * dvp);
-        continue;
-      }
       vec sum = {0};
       for (I j = 0; j < m; j += VL) sum += get(weights + i * LD + j);
-      add_scaled(dvp, sum_lanes(sum), grad + i * dvp, g->value + t->e * dvp);
+      add_scaled(dvp, sum_lanes(sum), grad + i * dvp, w->far_sum);
     }
-  (void)tables;
+    add_scaled(dvp, 1, w->far_sum, g->value + t->e * dvp);
+  }
 }
 
 /* table[column of the pair] += change, the whole tile */
-static void collect_scalars(const Call *c, const Tile *t, const float *change, float *table) {
+static void collect_scalars(const Call *c, const Tile *t, Backward *w, const float *change, float *table) {
   vec sum = {0};
   for (I i = 0; i < t->n; i++) {
     const float *row = change + i * LD;
@@ -913,8 +965,11 @@ static void collect_scalars(const Call *c, const Tile *t, const float *change, f
       for (I j = 0; j < t->m; j += VL) put(to + j, get(to + j) + get(row + j));
     } else if (t->kind == FAR)
       for (I j = 0; j < t->m; j += VL) sum += get(row + j);
-    else
-      for (I j = 0; j < t->m; j++) table[column(c, t, i, j)] += row[j];
+    else {
+      for (I j = 0; j < t->m; j++) tally(&w->tally, column(c, t, i, j), row[j]);
+      for (I y = 0; y < w->tally.count; y++) table[w->tally.touched[y]] += w->tally.total[w->tally.touched[y]];
+      forget(&w->tally);
+    }
   }
   if (t->kind == FAR) table[t->e] += sum_lanes(sum);
 }
@@ -927,13 +982,15 @@ static void vector_gain_gradients(const Call *c, const Tile *t, Backward *w, Tab
   if (t->kind == FAR) { /* one column: as without a gain, with q times that column */
     const float *gain = tables->gain_rows + t->e * dp;
     product(n, dp / NR, m, change, LD, 1, k, dp, NR, w->rows, dp, 0);
+    memset(w->far_sum, 0, (size_t)(4 * dp));
     for (I i = 0; i < n; i++)
       for (I x = 0; x < dp; x += VL) {
         const I at = i * dp + x;
         put(dq + at, get(dq + at) + get(w->rows + at) * get(gain + x));
-        if (g->gain) put(g->gain + t->e * dp + x, get(g->gain + t->e * dp + x) + get(w->rows + at) * get(q + at));
+        put(w->far_sum + x, get(w->far_sum + x) + get(w->rows + at) * get(q + at));
         put(w->scaled + at, get(q + at) * get(gain + x));
       }
+    if (g->gain) add_scaled(dp, 1, w->far_sum, g->gain + t->e * dp);
     product(m, dp / NR, n, change, 1, LD, w->scaled, dp, NR, dk, dp, 1);
     return;
   }
@@ -941,7 +998,7 @@ static void vector_gain_gradients(const Call *c, const Tile *t, Backward *w, Tab
     for (I j = 0; j < m; j++) {
       const float x = change[i * LD + j];
       if (x == 0) continue;
-      const I e = column(c, t, i, j) * dp;
+      const I e = (t->kind == BAND ? t->e + j - i : column(c, t, i, j)) * dp;
       const float *gain = tables->gain_rows + e;
       for (I y = 0; y < dp; y += VL) {
         const vec qq = x * get(q + i * dp + y), kk = get(k + j * dp + y), gg = get(gain + y);
@@ -965,28 +1022,33 @@ static void vector_term_gradients(const Call *c, const Tile *t, Backward *w, Tab
     if (g->key) collect_band(m, n, dp, change, 1, LD, k, t->e, -1, g->key);
   } else if (t->kind == FAR) {
     vec columns[TILE / VL] = {{0}};
+    memset(w->far_sum, 0, (size_t)(4 * dp));
     for (I i = 0; i < n; i++) {
       vec sum = {0};
       for (I j = 0; j < TILE; j += VL) sum += get(change + i * LD + j), columns[j / VL] += get(change + i * LD + j);
       const float x = sum_lanes(sum);
       if (query) add_scaled(dp, x, query + t->e * dp, dq + i * dp);
-      if (g->query) add_scaled(dp, x, q + i * dp, g->query + t->e * dp);
+      if (g->query) add_scaled(dp, x, q + i * dp, w->far_sum);
     }
+    if (g->query) add_scaled(dp, 1, w->far_sum, g->query + t->e * dp);
+    memset(w->far_sum, 0, (size_t)(4 * dp));
     for (I j = 0; j < m; j++) {
       const float x = columns[j / VL][j % VL];
       if (key) add_scaled(dp, x, key + t->e * dp, dk + j * dp);
-      if (g->key) add_scaled(dp, x, k + j * dp, g->key + t->e * dp);
+      if (g->key) add_scaled(dp, x, k + j * dp, w->far_sum);
     }
-  } else
+    if (g->key) add_scaled(dp, 1, w->far_sum, g->key + t->e * dp);
+  } else {
     for (I i = 0; i < n; i++)
       for (I j = 0; j < m; j++) {
         const float x = change[i * LD + j];
         const I e = column(c, t, i, j) * dp;
         if (query) add_scaled(dp, x, query + e, dq + i * dp);
-        if (g->query) add_scaled(dp, x, q + i * dp, g->query + e);
         if (key) add_scaled(dp, x, key + e, dk + j * dp);
-        if (g->key) add_scaled(dp, x, k + j * dp, g->key + e);
       }
+    if (g->query) collect_scattered(c, t, w, change, LD, 1, n, m, dp, q, g->query);
+    if (g->key) collect_scattered(c, t, w, change, 1, LD, m, n, dp, k, g->key);
+  }
 }
 
 static void backward_tile(const Call *c, const Tile *t, Backward *w, Tables *tables, TableGradients *g) {
@@ -997,8 +1059,8 @@ static void backward_tile(const Call *c, const Tile *t, Backward *w, Tables *tab
                       tables, INSIDE(w->turned), w->scaled};
   logits(c, t, &o, s, content);
   logit_gradients(c, t, w, tables, s);
-  value_gradients(c, t, w, tables, g);
-  if (g->bias) collect_scalars(c, t, change, g->bias);
+  value_gradients(c, t, w, g);
+  if (g->bias) collect_scalars(c, t, w, change, g->bias);
   const float scale = (float)c->scale;
   for (I i = 0; i < n; i++)
     for (I j = 0; j < m; j += VL) put(change + i * LD + j, get(change + i * LD + j) * scale);
@@ -1013,7 +1075,7 @@ static void backward_tile(const Call *c, const Tile *t, Backward *w, Tables *tab
         for (I j = 0; j < m; j += VL) put(content + i * LD + j, get(content + i * LD + j) * get(change + i * LD + j));
         clear_after(content + i * LD, m);
       }
-      collect_scalars(c, t, content, g->gain);
+      collect_scalars(c, t, w, content, g->gain);
     }
     for (I i = 0; i < n; i++)
       for (I j = 0; j < m; j += VL) {
@@ -1052,6 +1114,13 @@ static void backward_head(const Call *c, I b, I h, Backward *w, Tables *tables, 
     }
   write_rows(&c->dq, c->bf16, b, h, 0, lq, c->d, dp, w->dq);
   if (c->raw) write_rows(&c->draw_q, c->bf16, b, h, 0, lq, c->d, dp, w->draw_q);
+}
+
+/* Adds n numbers to others and leaves zeros */
+static void pour(float *from, float *to, I n) {
+  if (!from) return;
+  add_scaled(n, 1, from, to);
+  memset(from, 0, (size_t)(4 * n));
 }
 
 /* Adds one thread's gradients of a head's tables to the result, columns beyond the ends to the last one */
@@ -1109,7 +1178,12 @@ int locant_backward(const Call *c) {
         Arena mine = {gradient_memory + (thread * heads + slot) * gradient_size.used, 0};
         TableGradients g;
         take_table_gradients(c, &mine, &g);
-        backward_head(c, b, h, &w, tables + h, &g);
+        backward_head(c, b, h, &w, tables + h, &w.head);
+        pour(w.head.bias, g.bias, EXT(c));
+        pour(w.head.gain, g.gain, EXT(c) * (c->gain_vector ? DP(c) : 1));
+        pour(w.head.query, g.query, EXT(c) * DP(c));
+        pour(w.head.key, g.key, EXT(c) * DP(c));
+        pour(w.head.value, g.value, EXT(c) * DVP(c));
       }
       write_rows(&c->dk, c->bf16, b, kv, 0, c->lk, c->d, DP(c), w.dk);
       if (c->raw) write_rows(&c->draw_k, c->bf16, b, kv, 0, c->lk, c->d, DP(c), w.draw_k);

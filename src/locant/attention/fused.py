@@ -1,4 +1,4 @@
-"""Our own CPU kernel: every table, forward and backward, at about the price of plain attention, memory linear in the length.
+"""Our own CPU kernel: every table, forward and backward, near the price of plain attention, memory linear in L.
 
 The kernel is `fused.c`, built at first use by `build.py`; here it becomes two operators of `torch.library`, with shapes
 for `torch.compile` and a gradient for q, k, v and each table. Dropout is drawn from a seed and the pair, so that the
@@ -33,7 +33,8 @@ def unsupported(request: Request) -> str | None:
         return "positions with large gaps, or unknown while compiling, have no table over consecutive offsets"
     if 0 in (request.k.shape[2], request.q.shape[3], request.v.shape[3], request.k.shape[1]):
         return "there is nothing to attend to"
-    return _missing()
+    missing: str | None = _missing()
+    return missing
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -145,7 +146,7 @@ forward.register_autograd(_gradient, setup_context=_setup)
 
 
 class _View(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 4)]  # noqa: RUF012
+    _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 4)]
 
     @classmethod
     def of(cls, x: Tensor | None) -> _View:
@@ -164,7 +165,7 @@ _GRADS = ("dq", "dk", "dv_", "draw_q", "draw_k")
 class _Call(ctypes.Structure):
     """`Call` in fused.c, field by field."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, ctypes.c_int64) for name in _INTS),
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),

@@ -43,7 +43,7 @@ def for_free(request: Request) -> bool:
     if lq <= FEW and lq < lk:
         return True
     return (
-        not request.terms.used() and request.mask is None and (not request.causal or request.consecutive and lq == lk)
+        not request.terms.used() and request.mask is None and (not request.causal or (request.consecutive and lq == lk))
     )
 
 

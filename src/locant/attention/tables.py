@@ -1,20 +1,21 @@
 """The tables of a scheme for the offsets of a call; while decoding, kept from step to step.
 
 One query against a long cache needs a column for every key, and the next step needs the same ones and one more. So when
-nothing is being trained, the tables of the last call are kept, over twice the range, and a step takes a part of them. They
-are used again only if every number the scheme holds is what it was: parameters and buffers are compared by value (a
-change through `.data` leaves no other trace), plain attributes too, and a scheme that holds anything else is asked anew.
+nothing is being trained, the tables of the last call are kept, over twice the range, and a step takes a part of them.
+They are used again only if every number the scheme holds is what it was: parameters and buffers are compared by value
+(a change through `.data` leaves no other trace), plain attributes too, and a scheme that holds more is asked anew.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from locant.attention.offsets import Offsets
 from locant.schemes.base import Scheme
 from locant.terms import Terms
 
@@ -22,15 +23,6 @@ FEW = 32
 """Queries, up to which a call counts as decoding."""
 SMALL = 2**16
 """Numbers in a scheme, up to which comparing them is cheaper than making its tables."""
-
-
-class Offsets(Protocol):
-    lo: int
-    count: int
-    device: torch.device
-
-    @property
-    def r(self) -> Tensor: ...
 
 
 _PLAIN = (bool, int, float, str, tuple, type(None))
@@ -50,7 +42,7 @@ _kept: WeakKeyDictionary[Scheme, Kept] = WeakKeyDictionary()
 
 
 def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool) -> Terms:
-    """`scheme.terms(offsets.r)`, kept in `dtype` if there are few queries and the offsets are consecutive: `decoding`."""
+    """`scheme.terms(offsets.r)`; kept, in `dtype`, if `decoding`: few queries and consecutive offsets."""
     if not decoding or torch.compiler.is_compiling() or torch.is_grad_enabled():
         return scheme.terms(offsets.r)
     held = _holds(scheme)

@@ -42,7 +42,7 @@ class Scheme(nn.Module):
     """Positions must be below this; None if any position will do."""
 
     reach: int | None = None
-    """Beyond this distance nothing changes: terms(r) = terms(±reach) for |r| ≥ reach. None if there is no such distance.
+    """Beyond this distance nothing changes: terms(r) = terms(±reach) for |r| ≥ reach. None if it goes on changing.
 
     Tables are then asked for no further, and fast back ends take a short way for what is further off.
     """

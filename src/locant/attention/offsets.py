@@ -1,0 +1,55 @@
+"""The offsets r = key position − query position of a call, and which column of a table belongs to which pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """The offsets r of a call, and for every (query, key) the column of its own: r[column] = k_pos − q_pos."""
+
+    lo: int  # the first
+    count: int
+    device: torch.device
+    listed: Tensor | None = None  # [R] where they are not consecutive
+    inverse: Tensor | None = None  # [B or 1, Lq, Lk], the column of every pair, then
+
+    @property
+    def r(self) -> Tensor:
+        """[R]; not beyond the reach of the scheme"""
+        return torch.arange(self.lo, self.lo + self.count, device=self.device) if self.listed is None else self.listed
+
+    def columns(self, q_pos: Tensor, k_pos: Tensor, rows: slice) -> Tensor:
+        """[B or 1, rows, Lk]"""
+        if self.inverse is not None:
+            return self.inverse[:, rows]
+        return (k_pos[:, None, :] - q_pos[:, rows, None] - self.lo).clamp(0, self.count - 1)
+
+
+def find_offsets(
+    positions: tuple[Tensor, Tensor] | None, lq: int, lk: int, device: torch.device, reach: int | None
+) -> Offsets:
+    def between(lo: int, hi: int) -> Offsets:
+        if reach is not None:  # nothing changes beyond it: `columns` takes the last column there
+            lo, hi = (torch.sym_min(torch.sym_max(x, -reach), reach) for x in (lo, hi))
+        return Offsets(lo, hi + 1 - lo, device)
+
+    if positions is None or lq == 0:  # known without looking at the values
+        return between(1 - lk, lq - 1 if lq else 1 - lk)
+    q_pos, k_pos = positions
+    if torch.compiler.is_compiling() and reach is not None:
+        return between(-reach, reach)
+    if torch.compiler.is_compiling():  # compiled code cannot look at the values: a column for every pair
+        r = k_pos[:, None, :] - q_pos[:, :, None]
+        return Offsets(0, r.numel(), device, r.flatten(), torch.arange(r.numel(), device=device).view(r.shape))
+    lo = int((k_pos.amin(-1) - q_pos.amax(-1)).min())
+    hi = int((k_pos.amax(-1) - q_pos.amin(-1)).max())
+    # Tables over all of a range with large gaps would be mostly unused, and may not fit into memory.
+    if hi - lo < 4 * (lq + lk) or reach is not None:
+        return between(lo, hi)
+    r, inverse = torch.unique(k_pos[:, None, :] - q_pos[:, :, None], return_inverse=True)
+    return Offsets(int(r[0]), r.shape[0], device, r, inverse)

@@ -1,0 +1,170 @@
+"""Decoding: tables are kept from step to step, and never used once anything they depend on has changed."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import locant
+from locant.attention import sdpa
+from tests import cases
+
+SPECS = [
+    "tisa",
+    "t5",
+    "alibi",
+    "kerple",
+    "sandwich:width=16",
+    "huang4:clip=3",
+    "xl",
+    "shaw:clip=3",
+    "tisa+learned:length=64",
+]
+
+
+def step(scheme, q, k, v, n, impl="auto", **how):
+    with torch.no_grad():
+        return locant.attend(q[:, :, n - 1 : n], k[:, :, :n], v[:, :, :n], scheme, causal=True, impl=impl, **how)
+
+
+def truth(scheme, q, k, v, n, **how):
+    return step(copy.deepcopy(scheme), q, k, v, n, impl="eager", **how)  # a copy has no kept tables
+
+
+class Counted(locant.Scheme):
+    """A bias, counting how many columns were asked for."""
+
+    asked = 0
+
+    def __init__(self, *, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.slope = nn.Parameter(torch.rand(n_heads))
+
+    def terms(self, r):
+        Counted.asked += len(r)
+        return locant.Terms(bias=self.slope[:, None] * r)
+
+
+def test_no_table_over_the_whole_range_is_made_per_step():
+    scheme = Counted(n_heads=4)
+    q, k, v = cases.tensors(lq=200, lk=200, dtype=torch.float32)
+    Counted.asked = 0
+    ours = [step(scheme, q, k, v, n) for n in range(100, 200)]
+    assert Counted.asked < 3 * 200  # once over twice the range, not 100 times over all of it
+    for n, out in zip(range(100, 200), ours, strict=True):
+        torch.testing.assert_close(out, truth(scheme, q, k, v, n))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_steps_equal_eager(spec):
+    scheme = cases.build(spec).float()
+    q, k, v = cases.tensors(lq=60, lk=60, dtype=torch.float32)
+    for n in (*range(2, 40), 5, 60, 1):
+        torch.testing.assert_close(step(scheme, q, k, v, n), truth(scheme, q, k, v, n), rtol=1e-4, atol=1e-5)
+        if n > 4:  # positions somewhere else
+            how = {"q_pos": torch.tensor([n + 99]), "k_pos": torch.arange(n) + 100}
+            torch.testing.assert_close(
+                step(scheme, q, k, v, n, **how), truth(scheme, q, k, v, n, **how), rtol=1e-4, atol=1e-5
+            )
+
+
+def _data(scheme):
+    scheme.shape.data.mul_(2) if hasattr(scheme, "shape") else next(scheme.parameters()).data.mul_(2)
+
+
+def _optimizer(scheme):
+    optimizer = torch.optim.SGD(scheme.parameters(), lr=1.0)
+    for parameter in scheme.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+def _load(scheme):
+    scheme.load_state_dict({name: x + 1 for name, x in scheme.state_dict().items()})
+
+
+def _replace(scheme):
+    name, parameter = next(scheme.named_parameters())
+    setattr(scheme, name, nn.Parameter(parameter.detach() + 1))
+
+
+def _numpy(scheme):
+    next(scheme.parameters()).detach().numpy()[:] += 1
+
+
+def _round(scheme):
+    scheme.bfloat16()
+
+
+@pytest.mark.parametrize("change", [_data, _optimizer, _load, _replace, _numpy, _round])
+@pytest.mark.parametrize("spec", ["tisa", "t5", "huang4:clip=3"])
+def test_a_changed_parameter_is_noticed(spec, change):
+    scheme = cases.build(spec).float()
+    q, k, v = cases.tensors(lq=40, lk=40, dtype=torch.float32)
+    before = step(scheme, q, k, v, 30)
+    change(scheme)
+    after = step(scheme, q, k, v, 30)
+    torch.testing.assert_close(after, truth(scheme, q, k, v, 30), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(before, after)
+
+
+def test_functional_parameters_are_noticed():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scheme = cases.build("tisa").float()
+
+        def forward(self, q, k, v):
+            return locant.attend(q, k, v, self.scheme, causal=True)
+
+    model, (q, k, v) = Model(), cases.tensors(lq=1, lk=30, dtype=torch.float32)
+    with torch.no_grad():
+        before = model(q, k, v)
+        other = {name: x + 1 for name, x in model.named_parameters()}
+        after = torch.func.functional_call(model, other, (q, k, v))
+        assert not torch.equal(before, after)
+        torch.testing.assert_close(model(q, k, v), before)
+
+
+def test_a_changed_attribute_is_noticed():
+    class Window(locant.Scheme):
+        def __init__(self):
+            super().__init__()
+            self.size, self.slopes = 5, torch.ones(1)
+
+        def terms(self, r):
+            return locant.Terms(bias=-(r.abs() > self.size).float()[None] * self.slopes)
+
+    scheme, (q, k, v) = Window(), cases.tensors(lq=40, lk=40, dtype=torch.float32)
+    before = step(scheme, q, k, v, 30)
+    scheme.slopes *= 3  # a tensor that is no buffer: such a scheme is asked anew each time
+    between = step(scheme, q, k, v, 30)
+    scheme.size = 9
+    after = step(scheme, q, k, v, 30)
+    assert not torch.equal(before, between)
+    assert not torch.equal(between, after)
+    torch.testing.assert_close(after, truth(scheme, q, k, v, 30))
+
+
+def test_training_after_decoding_has_gradients():
+    scheme = cases.build("tisa").float()
+    q, k, v = cases.tensors(lq=1, lk=30, dtype=torch.float32)
+    with torch.inference_mode():
+        locant.attend(q, k, v, scheme, causal=True)
+    step(scheme, *cases.tensors(lq=40, lk=40, dtype=torch.float32), 30)
+    q.requires_grad_()
+    out = locant.attend(q, k, v, scheme, causal=True)
+    grads = torch.autograd.grad(out.square().sum(), [q, *scheme.parameters()])
+    assert all(grad.abs().sum() > 0 for grad in grads)
+
+
+def test_a_bias_is_a_view_in_torch_s_kernel(monkeypatch):
+    seen = []
+    original = sdpa._kernel
+    monkeypatch.setattr(sdpa, "_kernel", lambda *a, **kw: seen.append(a[4]) or original(*a, **kw))
+    scheme, (q, k, v) = cases.build("alibi").float(), cases.tensors(lq=40, lk=40, dtype=torch.float32)
+    step(scheme, q, k, v, 30)
+    step(scheme, q, k, v, 31)
+    assert seen[0].untyped_storage().data_ptr() == seen[1].untyped_storage().data_ptr()  # one table, two views

@@ -1,0 +1,116 @@
+"""The flex back end: forward against eager on this CPU; gradients where there is a GPU."""
+
+import copy
+
+import pytest
+import torch
+
+import locant
+from locant.attention import flex
+from tests import cases
+
+pytest.importorskip("torch.nn.attention.flex_attention", reason="this torch has no FlexAttention; returns with ≥ 2.5")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _uncompiled():
+    """The compiler takes seconds per kernel; what is compared here is what it is given. One test below compiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex, "_run_compiled", flex._run)
+        yield
+
+
+def call(scheme, lq, lk, **how):
+    q, k, v = cases.tensors(kv=2, lq=lq, lk=lk, dtype=torch.float32)
+    with torch.no_grad():
+        ours = locant.attend(q, k, v, scheme.float(), impl="flex", **how)
+        truth = locant.attend(
+            *(x.double() for x in (q, k, v)), copy.deepcopy(scheme).double(), impl="eager", **how
+        ).float()
+    torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    "spec", ["tisa", "huang1:clip=3", "huang4:clip=3,heads=own", "rope+t5", "huang2:clip=3+alibi", "nope"]
+)
+def test_equal_to_eager(spec):
+    scheme = cases.build(spec)
+    call(scheme, 9, 9)
+    call(scheme, 140, 140, causal=True)
+    call(scheme, 3, 140, causal=True)
+    mask = torch.arange(140) < torch.tensor([[140], [50]])
+    call(scheme, 140, 140, mask=mask)
+    pos = torch.stack([torch.arange(140), torch.arange(140).clamp(min=7)])
+    call(scheme, 140, 140, mask=mask, causal=True, q_pos=pos, k_pos=pos)
+    call(scheme, 140, 140, mask=torch.rand(1, 4, 140, 140) < 0.5)
+    call(scheme, 20, 20, mask=torch.zeros(2, 20, dtype=torch.bool))  # zeros, where nothing is seen
+
+
+def test_what_it_cannot_do_is_said():
+    q, k, v = cases.tensors(dtype=torch.float32)
+    for spec, reason in {
+        "shaw": "value, which a score_mod cannot express",
+        "huang3": "vector gain, which a score_mod cannot express",
+        "xl": "without a reach",
+        "cope": "pair, which a score_mod cannot express",
+    }.items():
+        with pytest.raises(ValueError, match=reason):
+            locant.attend(q, k, v, cases.build(spec).float(), impl="flex")
+    with pytest.raises(ValueError, match="no backward pass on CPUs"):
+        locant.attend(q, k, v, cases.build("tisa").float(), impl="flex")
+    with torch.no_grad(), pytest.raises(ValueError, match="no dropout"):
+        locant.attend(q, k, v, dropout=0.1, impl="flex")
+
+
+def test_buckets():
+    assert [flex.bucket(n) for n in (1, 128, 129, 300, 384, 385, 600, 769, 1025, 1537)] == [
+        128, 128, 256, 384, 384, 512, 768, 1024, 1536, 2048,
+    ]  # fmt: skip
+
+
+def test_one_compilation_within_a_bucket():
+    """Lengths of one bucket give Dynamo the same graph: nothing in it depends on the length."""
+    torch.compiler.reset()
+    graphs = []
+
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(flex._run, backend=count, dynamic=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex, "_run_compiled", compiled)
+        for spec in ("tisa", "huang4:clip=3"):
+            graphs.clear()
+            for length in (130, 200, 256):
+                call(cases.build(spec), length, length, causal=True)
+            assert len(graphs) == 1
+
+
+def test_compiled():
+    """The kernel itself, once: Inductor needs a C++ compiler and some seconds."""
+    scheme = cases.build("huang4:clip=3+t5")
+    torch.compiler.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        compiled = torch.compile(flex._run, dynamic=False)
+        patch.setattr(flex, "_run_compiled", compiled)
+        try:
+            call(scheme, 140, 140, causal=True)
+        except torch._inductor.exc.InvalidCxxCompiler:
+            pytest.skip("Inductor found no C++ compiler; returns where there is one")
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="FlexAttention has no CPU backward; returns with a CUDA device"
+)
+@pytest.mark.parametrize("spec", ["tisa", "huang1:clip=3", "huang4:clip=3,heads=own", "rope+t5"])
+def test_gradients_on_a_gpu(spec):
+    results = []
+    scheme = cases.build(spec, head_dim=16).float().cuda()
+    tensors = [x.cuda().requires_grad_() for x in cases.tensors(lq=140, lk=140, d=16, dtype=torch.float32)]
+    for impl in ("eager", "flex"):
+        out = locant.attend(*tensors, scheme, causal=True, impl=impl)
+        results.append(torch.autograd.grad(out.square().sum(), [*tensors, *scheme.parameters()]))
+    for truth, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-2, atol=1e-2)

@@ -1,0 +1,436 @@
+"""The fused kernel against `eager` in float64: output and every gradient, whatever the shapes, masks and positions.
+
+What is allowed is derived, not chosen: a few times the error that `eager` itself makes in the same dtype.
+"""
+
+import copy
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import locant
+from locant.attention import build, fused
+from tests import cases
+
+pytestmark = pytest.mark.skipif(
+    build.build().library is None, reason=f"no kernel here: {build.build().why}; returns with a C compiler"
+)
+SPECS = [spec for spec in cases.SPECS if spec.split(":")[0] not in ("fire", "cope")]  # those have a pair
+SOURCE = Path(build.__file__).with_name("fused.c")
+
+
+def build_scheme(spec, n_heads, head_dim):
+    scheme = locant.scheme(spec, n_heads=n_heads, head_dim=head_dim, d_model=n_heads * head_dim)
+    with torch.no_grad():
+        for parameter in scheme.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return scheme
+
+
+def results(impl, scheme, tensors, grad, **how):
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    out = locant.attend(*leaves, scheme, impl=impl, **how)
+    return [out, *torch.autograd.grad(out, [*leaves, *scheme.parameters()], grad, allow_unused=True)]
+
+
+def check(scheme, tensors, grad=None, impl="fused", **how):
+    """Compares with eager in float64, and allows for what eager does in this dtype."""
+    q, _, v = tensors
+    if grad is None:
+        grad = torch.randn(*q.shape[:3], v.shape[3]).to(q.dtype)
+    ours = results(impl, scheme, tensors, grad, **how)
+    own = results("eager", scheme, tensors, grad, **how)
+    truth = results("eager", copy.deepcopy(scheme).double(), [x.double() for x in tensors], grad.double(), **how)
+    for index, (x, reference, exact) in enumerate(zip(ours, own, truth, strict=True)):
+        assert (x is None) == (exact is None)
+        if x is None:
+            continue
+        error, usual = ((y.double() - exact).abs().max() for y in (x, reference))
+        # Inputs are about 1, and where the truth is 0 a sum over the queries still has their rounding.
+        noise = torch.finfo(torch.float32).eps * (q.shape[0] * q.shape[2]) ** 0.5
+        allowed = 4 * usual + 20 * (torch.finfo(q.dtype).eps * exact.abs().max() + noise)
+        assert error <= allowed, f"tensor {index}: {error:.2e} from the truth, eager {usual:.2e}, allowed {allowed:.2e}"
+
+
+def tensors(b, h, kv, lq, lk, d, dv=None, dtype=torch.float32):
+    return [
+        torch.randn(b, heads, length, size).to(dtype)
+        for heads, length, size in ((h, lq, d), (kv, lk, d), (kv, lk, dv or d))
+    ]
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "padded", "packed", "left padded", "scattered", "all masked"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_equal_to_eager(spec, kind):
+    """Tiles of every kind: 150 tokens are two, a reach of 3 leaves far ones."""
+    b, length = 2, 150
+    pos = torch.arange(length)
+    how = {}
+    if kind == "causal":
+        how = {"causal": True}
+    elif kind == "padded":
+        how = {"mask": torch.arange(length) < torch.tensor([[length], [90]])}
+    elif kind == "packed":
+        pos = torch.cat([torch.arange(100), torch.arange(50)])
+        same = torch.arange(length) < 100
+        how = {"mask": same == same[:, None], "causal": True}
+    elif kind == "left padded":
+        pad = torch.tensor([[0], [30]])
+        how = {"mask": pos >= pad, "causal": True}
+        pos = (pos - pad).clamp(min=0)
+    elif kind == "scattered":
+        pos = torch.randint(0, 60, (b, length))
+        how = {"causal": True}
+    elif kind == "all masked":
+        how = {"mask": torch.zeros(b, length, dtype=torch.bool)}
+    if kind not in ("plain", "causal"):
+        how = {**how, "q_pos": pos, "k_pos": pos}
+    if spec == "learned:length=64":
+        length = 64
+    check(build_scheme(spec, 4, 8), tensors(b, 4, 2, 150, 150, 8), **how)
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_property_equal_to_eager(data):
+    draw = data.draw
+    spec = draw(
+        st.sampled_from([*SPECS, "huang2:clip=3+shaw:clip=90,heads=own+tisa", "rope+huang4:clip=200", "xl+huang3"])
+    )
+    kv, groups = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    if "free=2" in spec:
+        kv = 2
+    lengths = st.sampled_from([1, 2, 9, 33, 127, 128, 129, 257])
+    lq, lk = draw(lengths), draw(lengths)
+    d = draw(st.sampled_from([4, 12, 32, 64, 80, 128]))
+    dv = d if spec.startswith("shaw") or "+shaw" in spec else draw(st.sampled_from([1, 5, d]))
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    scheme = build_scheme(spec, kv * groups, d)
+    given_tensors = tensors(2, kv * groups, kv, lq, lk, d, dv)
+    how = {"causal": draw(st.booleans())}
+    if draw(st.booleans()):
+        how["mask"] = torch.rand(draw(st.sampled_from([(2, 1, 1, lk), (1, 1, lq, lk), (2, kv * groups, lq, lk)]))) < 0.6
+    if draw(st.booleans()) or lq > lk:
+        how["q_pos"], how["k_pos"] = torch.randint(0, 60, (2, lq)), torch.randint(0, 60, (1, lk))
+        span = int(max(how["k_pos"].max() - how["q_pos"].min(), how["q_pos"].max() - how["k_pos"].min()))
+        assume(scheme.reach is not None or 2 * span < 4 * (lq + lk))  # with large gaps another back end takes it
+    if draw(st.booleans()):
+        how["scale"] = 0.3
+    check(scheme, given_tensors, **how)
+
+
+@pytest.mark.parametrize("d", [32, 64, 80, 128])
+@pytest.mark.parametrize("spec", ["tisa", "huang3:clip=20", "huang4:clip=200", "shaw:clip=20", "xl"])
+def test_head_sizes_at_odd_lengths(spec, d):
+    check(build_scheme(spec, 2, d), tensors(1, 2, 1, 131, 263, d), causal=True)
+
+
+@pytest.mark.parametrize("spec", ["tisa", "huang1:clip=20", "huang4:clip=20", "shaw:clip=20", "rope+huang4:clip=20"])
+def test_bfloat16(spec):
+    check(build_scheme(spec, 4, 32), tensors(2, 4, 2, 150, 150, 32, dtype=torch.bfloat16), causal=True)
+
+
+def test_tensors_of_any_layout():
+    """As a model makes them: transposed from [B, L, H, D], one out of a stack of three, every second, expanded."""
+    scheme = build_scheme("huang4:clip=20+shaw:clip=5", 3, 16)
+    stack = torch.randn(2, 140, 3, 3, 16)
+    q, k, v = (stack[:, :, i].transpose(1, 2) for i in range(3))
+    check(scheme, (q, k, v), torch.randn(2, 140, 3, 16).transpose(1, 2))
+    wide = torch.randn(2, 3, 280, 32)[:, :, ::2, ::2]
+    check(
+        scheme, (wide, wide.flip(2), wide[:, :1].expand(2, 3, 140, 16)), torch.randn(1, 1, 1, 1).expand(2, 3, 140, 16)
+    )
+    one = torch.randn(16, 140).T.expand(2, 3, 140, 16)
+    check(scheme, (one, one, one), mask=torch.ones(1, 140, dtype=torch.bool).expand(2, 140))
+
+
+def test_positions_of_any_layout():
+    scheme = build_scheme("huang4:clip=20", 2, 8)
+    pos = torch.arange(300, dtype=torch.int32)[::2]
+    check(scheme, tensors(2, 2, 2, 150, 150, 8), q_pos=pos, k_pos=pos.flip(0).expand(2, -1), causal=True)
+    check(scheme, tensors(2, 2, 2, 150, 150, 8), q_pos=pos - 10_000, k_pos=pos - 10_000)
+
+
+def test_nan_is_not_swallowed():
+    scheme = build_scheme("tisa", 2, 8)
+    for place in range(3):
+        given_tensors = tensors(1, 2, 2, 140, 140, 8)
+        given_tensors[place][0, 0, 5, 3] = float("nan")
+        ours, truth = (locant.attend(*given_tensors, scheme, impl=impl) for impl in ("fused", "eager"))
+        assert torch.equal(ours.isnan(), truth.isnan())
+        assert ours.isnan().any()
+    given_tensors[0][:] = float("nan")  # a row of nothing but NaN is not a row that sees nothing
+    assert locant.attend(*given_tensors, scheme, impl="fused").isnan().all()
+
+
+def test_large_logits():
+    scheme = build_scheme("huang4:clip=20", 2, 8)
+    q, k, v = tensors(1, 2, 2, 140, 140, 8)
+    check(scheme, (100 * q, 10 * k, v))
+
+
+def test_the_same_every_time():
+    scheme = build_scheme("huang4:clip=300,heads=own+tisa+shaw:clip=9", 4, 16)
+    given_tensors = tensors(3, 4, 2, 260, 260, 16)
+    grad = torch.randn(3, 4, 260, 16)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            first, second = (results("fused", scheme, given_tensors, grad) for _ in range(2))
+            assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+            check(scheme, given_tensors, grad)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("spec", ["tisa", "huang4:clip=9", "shaw:clip=9", "huang3:clip=9"])
+def test_dropout_drops_the_same_weights_backwards(spec, p):
+    """With unit vectors as values the output is the weights, so what was dropped can be read off."""
+    h, length, d = 2, 140, 140
+    q, k = torch.randn(2, h, length, 8), torch.randn(2, h, length, 8)
+    scheme = build_scheme(spec.replace("shaw:", "shaw:values=false,"), h, 8)
+    units = torch.eye(length).expand(2, h, length, d)
+    torch.manual_seed(5)
+    dropped = locant.attend(q, k, units, scheme, dropout=p, impl="fused")
+    _, weights = locant.attend(q, k, units, scheme, need_weights=True)
+    keep = (dropped != 0).float() / (1 - p)
+    torch.testing.assert_close(dropped, weights * keep)
+    kept = (dropped != 0).double().mean()
+    assert abs(kept - (1 - p)) < 5 * (p * (1 - p) / dropped.numel()) ** 0.5
+    assert abs((dropped != 0).double().mean((0, 1, 2)).std() - (p * (1 - p) / (4 * length)) ** 0.5) < 0.02  # no stripes
+
+    scheme = build_scheme(spec, h, 8)
+    v, grad = torch.randn(2, h, length, 8), torch.randn(2, h, length, 8)
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    everything = [*leaves, *scheme.parameters()]
+    torch.manual_seed(5)
+    ours = torch.autograd.grad(locant.attend(*leaves, scheme, dropout=p, impl="fused"), everything, grad)
+    # the same by hand: weights from eager, times what was kept
+    _, weights = locant.attend(*leaves, scheme, need_weights=True)
+    by_hand = (weights * keep) @ leaves[2]
+    if "value_table" in dict(scheme.named_parameters()):
+        table = scheme.terms(torch.arange(1 - length, length)).value[0]
+        r = torch.arange(length) - torch.arange(length)[:, None] + length - 1
+        by_hand = by_hand + torch.einsum("bhij,ijd->bhid", weights * keep, table[r])
+    for x, y in zip(ours, torch.autograd.grad(by_hand, everything, grad), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4 * max(1.0, float(y.abs().max())))
+
+
+def test_dropout_differs_from_call_to_call_and_follows_the_seed():
+    q, k, v = tensors(1, 2, 2, 40, 40, 8)
+    torch.manual_seed(1)
+    first, second = (locant.attend(q, k, v, dropout=0.5, impl="fused") for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(first, locant.attend(q, k, v, dropout=0.5, impl="fused"))
+
+
+def test_operators_are_well_formed():
+    scheme = build_scheme("huang4:clip=5+tisa", 2, 8)
+    q, k, v = (x.requires_grad_() for x in tensors(2, 2, 1, 20, 20, 8))
+    terms = scheme.terms(torch.arange(-19, 20))
+    pos = torch.arange(20).expand(2, -1)
+    tables = [
+        None if x is None else x.detach().requires_grad_() for x in (terms.bias, None, terms.query, terms.key, None)
+    ]
+    inputs = (q, k, v, None, None, *tables, pos, pos, None, torch.zeros(1, dtype=torch.int64), -19, 0.3, True, 0.0)
+    torch.library.opcheck(fused.forward, inputs)
+
+
+def test_no_second_derivative_rather_than_a_wrong_one():
+    scheme = build_scheme("tisa", 2, 8)
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 2, 20, 20, 8))
+    (first,) = torch.autograd.grad(locant.attend(q, k, v, scheme, impl="fused").sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(first.sum(), q)
+
+
+def test_a_change_between_forward_and_backward_is_noticed():
+    scheme = build_scheme("huang4:clip=5", 2, 8)
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 2, 20, 20, 8))
+    out = locant.attend(q, k, v, scheme, impl="fused")
+    with torch.no_grad():
+        k.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("spec", ["tisa", "huang4:clip=9", "shaw:clip=9", "rope+huang3:clip=9"])
+def test_compiled_training(spec):
+    """One graph, one compilation for all lengths, and the same gradients."""
+    torch.compiler.reset()
+    scheme = build_scheme(spec, 2, 8)
+    graphs = []
+
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(
+        lambda q, k, v: locant.attend(q, k, v, scheme, causal=True), backend=count, fullgraph=True, dynamic=True
+    )
+    for length in (40, 50, 60):
+        leaves = [x.requires_grad_() for x in tensors(1, 2, 2, length, length, 8)]
+        everything = [*leaves, *scheme.parameters()]
+        ours = torch.autograd.grad(compiled(*leaves).square().sum(), everything)
+        plain = torch.autograd.grad(
+            locant.attend(*leaves, scheme, causal=True, impl="eager").square().sum(), everything
+        )
+        for x, y in zip(ours, plain, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+    assert len(graphs) == 1
+    assert any("locant.attend" in str(node.target) for node in graphs[0].graph.nodes)
+
+
+def test_exported():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scheme = build_scheme("huang4:clip=9", 2, 8)
+
+        def forward(self, q, k, v):
+            return locant.attend(q, k, v, self.scheme, causal=True)
+
+    model, given_tensors = Model(), tuple(tensors(1, 2, 2, 40, 40, 8))
+    length = torch.export.Dim("length", min=34, max=512)
+    program = torch.export.export(model, given_tensors, dynamic_shapes=[{2: length}] * 3)
+    for n in (40, 70):
+        given_tensors = tensors(1, 2, 2, n, n, 8)
+        torch.testing.assert_close(program.module()(*given_tensors), model(*given_tensors))
+
+
+def peak(work):
+    """Megabytes by which the largest resident size of a fresh process grows over that after preparing."""
+    code = f"""
+import resource, torch, locant
+torch.set_num_threads(2)
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+{work[0]}
+before = peak()
+{work[1]}
+print(peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=500)
+    return float(done.stdout.split()[-1])
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="ru_maxrss is in other units elsewhere; returns with a way to read it"
+)
+@pytest.mark.parametrize(("spec", "impl"), [("tisa", "fused"), ("t5", "sdpa")])
+def test_memory_of_a_bias_over_32768_tokens(spec, impl):
+    """[H, L, L] would be 16 GB. A tenth of the queries is enough: memory grows with the keys."""
+    prepare = f"""
+q, k, v = (torch.randn(1, 4, n, 64) for n in (2000, 32768, 32768))
+scheme = locant.scheme({spec!r}, n_heads=4, head_dim=64)
+"""
+    assert peak((prepare, f"with torch.no_grad(): locant.attend(q, k, v, scheme, impl={impl!r})")) < 2000
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="ru_maxrss is in other units elsewhere; returns with a way to read it"
+)
+def test_memory_of_training_grows_with_the_length_alone():
+    """Twice the length, no more than about twice the memory; method 4 would need an [L, L, D] tensor otherwise."""
+    grown = []
+    for length in (4096, 8192):
+        prepare = f"""
+q, k, v = (torch.randn(1, 1, {length}, 64, requires_grad=True) for _ in range(3))
+scheme = locant.scheme("huang4:clip=128", n_heads=1, head_dim=64)
+locant.attend(q[:, :, :64], k[:, :, :64], v[:, :, :64], scheme).sum().backward()
+"""
+        grown.append(peak((prepare, "locant.attend(q, k, v, scheme).sum().backward()")))
+    assert grown[1] < 2.5 * grown[0] + 20
+    assert grown[1] < 200
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"LOCANT_FUSED": "0"}, "switched off by LOCANT_FUSED=0"),
+        ({"CC": "no-such-compiler"}, "no C compiler was found"),
+        ({"CC": "false"}, "could not build it"),
+    ],
+)
+def test_without_a_compiler_everything_still_works(environment, why, tmp_path):
+    code = """
+import torch, locant
+q, k, v = (torch.randn(1, 4, 20, 8, requires_grad=True) for _ in range(3))
+for spec in ("tisa", "huang3", "huang4", "shaw"):
+    locant.attend(q, k, v, locant.scheme(spec, n_heads=4, head_dim=8)).sum().backward()
+try:
+    locant.attend(q, k, v, impl="fused")
+except ValueError as problem:
+    print(problem)
+"""
+    done = run_python(code, LOCANT_CACHE=str(tmp_path), **environment)
+    assert done.returncode == 0, done.stderr
+    assert why in done.stdout
+
+
+def test_builds_anew_where_nothing_is_kept_and_mends_a_broken_library(tmp_path):
+    code = "from locant.attention.build import build; b = build(); print(b.path, b.seconds, b.library is not None)"
+    first = run_python(code, LOCANT_CACHE=str(tmp_path)).stdout.split()
+    assert float(first[1]) > 0
+    assert float(first[1]) < 30  # under 10 s on an idle machine; see bench/results
+    again = run_python(code, LOCANT_CACHE=str(tmp_path)).stdout.split()
+    assert again == [first[0], "0.0", "True"]
+    Path(first[0]).write_bytes(b"half a library")
+    mended = run_python(code, LOCANT_CACHE=str(tmp_path)).stdout.split()
+    assert mended[2] == "True"
+
+
+def test_a_cache_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    code = "from locant.attention.build import build; b = build(); print(b.library is not None)"
+    assert run_python(code, LOCANT_CACHE=str(tmp_path / "file")).stdout.strip() == "True"
+
+
+def compiler_with_sanitizers(tmp_path):
+    probe = tmp_path / "probe.c"
+    probe.write_text("int main(void) { return 0; }")
+    command = [*build.find_compiler(), "-fsanitize=address,undefined", str(probe), "-o", str(tmp_path / "probe")]
+    built = subprocess.run(command, capture_output=True)
+    return built.returncode == 0 and subprocess.run([str(tmp_path / "probe")]).returncode == 0
+
+
+@pytest.mark.parametrize("flags", [["-march=native", "-fopenmp"], []], ids=["this CPU", "any CPU"])
+def test_sanitizers_find_nothing(flags, tmp_path):
+    """Random calls with exact memory around every tensor, against loops in double: see fused_fuzz.c."""
+    if not compiler_with_sanitizers(tmp_path):
+        pytest.skip("the compiler has no sanitizers (libasan, libubsan); returns where they are installed")
+    program = tmp_path / "fuzz"
+    command = [
+        *build.find_compiler(), "-O1", "-g", "-std=gnu11", "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined", *flags, f'-DFUSED="{SOURCE}"', str(Path(__file__).with_name("fused_fuzz.c")),
+        "-o", str(program), "-lm",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([str(program), "11", "40"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "worst error" in done.stdout
+
+
+def test_no_memory_is_kept():
+    scheme = build_scheme("huang4:clip=20", 2, 16)
+    given_tensors, grad = tensors(1, 2, 2, 600, 600, 16), torch.randn(1, 2, 600, 16)
+    results("fused", scheme, given_tensors, grad)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(60):
+        results("fused", scheme, given_tensors, grad)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KB; each call takes several MB
