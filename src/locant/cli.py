@@ -144,6 +144,42 @@ def check(spec: Spec, heads: Heads = 4, width: Width = 32, seed: Seed = 0) -> No
 
 
 @app.command()
+def bench(
+    specs: Annotated[list[str], typer.Argument(help="Schemes, such as tisa huang4:clip=64.")],
+    lengths: Annotated[str, typer.Option(help="Lengths to measure at, with commas.")] = "256,512,1024,2048",
+    heads: Heads = 12,
+    width: Width = 768,
+    tokens: Annotated[int, typer.Option(help="Tokens in a batch.", min=1)] = 4096,
+    repeats: Annotated[int, typer.Option(help="Times that everything is run in turn.", min=3)] = 5,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Picture file; numbers go beside it as csv.")] = None,
+) -> None:
+    """What schemes cost on this machine, as a ratio to plain attention, forward and with backward."""
+    from locant.analysis import speed
+    from locant.report import speed as report
+
+    with _plain_errors():
+        built = {spec: _build(spec, heads, width, 0) for spec in specs}
+        at = [int(word) for word in lengths.split(",") if word.strip()]
+        if not at or min(at) < 1:
+            raise ValueError(f"--lengths must be whole numbers with commas between them, got {lengths!r}")
+        if out is not None:
+            _check_plotting()
+    console.print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {heads} heads of {width // heads}, fp32"
+    )
+    rows = []
+    for cost in speed.compare(built, at, tokens=tokens, heads=heads, size=width // heads, repeats=repeats):
+        console.print(report.line(cost), markup=False, highlight=False)
+        rows.append(cost)
+    if out is not None:
+        with _plain_errors():
+            out = out if out.suffix else out.with_suffix(".png")
+            report.draw(rows, out)
+            report.write_csv(rows, out.with_suffix(".csv"))
+        console.print(f"picture: {out}\nnumbers: {out.with_suffix('.csv')}", markup=False, highlight=False)
+
+
+@app.command()
 def doctor() -> None:
     """What is active on this machine and why, and which back end attention takes for what."""
     from locant.attention import doctor as examination

@@ -1,0 +1,97 @@
+"""What a scheme costs: attention with it against plain `scaled_dot_product_attention` on the same tensors.
+
+Each repeat runs plain attention and every scheme once, in turn, so that what else the machine does falls on all;
+a ratio is the median over the repeats of a scheme's time divided by plain attention's in the same repeat.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from locant.attention import attend
+from locant.schemes.base import Scheme
+
+FORWARD, TRAINING, DECODING = "forward", "forward + backward", "one query"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A row of the table: the time of `spec` relative to plain attention, with the quartiles over the repeats."""
+
+    spec: str
+    what: str
+    length: int
+    batch: int
+    ratio: float
+    low: float
+    high: float
+    plain_ms: float
+
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def costs(
+    attentions: dict[str, Attention], what: str, *, length: int, batch: int, heads: int, size: int, repeats: int
+) -> list[Cost]:
+    """What each attention costs: forward, forward + backward, or one query against `length` keys."""
+    q, k, v = (torch.randn(batch, heads, n, size) for n in (1 if what == DECODING else length, length, length))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    target = torch.randn(batch, heads, q.shape[2], size)
+
+    def run(attention: Attention) -> float:
+        start = time.perf_counter()
+        if what == TRAINING:
+            attention(leaves[0], leaves[1], leaves[2]).backward(target)
+        else:
+            with torch.no_grad():
+                attention(q, k, v)
+        return time.perf_counter() - start
+
+    runs = {"plain": F.scaled_dot_product_attention, **attentions}
+    for attention in runs.values():  # warm
+        run(attention)
+    times = [{name: run(attention) for name, attention in runs.items()} for _ in range(repeats)]
+    plain = 1000 * statistics.median(one["plain"] for one in times)
+    rows = []
+    for name in attentions:
+        ratios = sorted(one[name] / one["plain"] for one in times)
+        low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+        rows.append(Cost(name, what, length, batch, statistics.median(ratios), low, high, plain))
+    return rows
+
+
+def peak_memory(work: Callable[[], object]) -> float:
+    """MB by which this process grows, at most, while `work` runs. Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")  # the largest size so far is forgotten
+    before = _status("VmRSS")
+    work()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def with_scheme(scheme: Scheme, *, causal: bool = False) -> Attention:
+    return lambda q, k, v: attend(q, k, v, scheme, causal=causal)
+
+
+def compare(
+    schemes: dict[str, Scheme], lengths: list[int], *, tokens: int, heads: int, size: int, repeats: int
+) -> Iterator[Cost]:
+    """Rows for every scheme and length, forward and with backward; `tokens` in a batch, at least one sequence."""
+    attentions = {name: with_scheme(scheme) for name, scheme in schemes.items()}
+    for length in lengths:
+        for what in (FORWARD, TRAINING):
+            batch = max(tokens // length, 1)
+            yield from costs(attentions, what, length=length, batch=batch, heads=heads, size=size, repeats=repeats)
