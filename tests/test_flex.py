@@ -44,6 +44,8 @@ def test_equal_to_eager(spec):
     pos = torch.stack([torch.arange(140), torch.arange(140).clamp(min=7)])
     call(scheme, 140, 140, mask=mask, causal=True, q_pos=pos, k_pos=pos)
     call(scheme, 140, 140, mask=torch.rand(1, 4, 140, 140) < 0.5)
+    gap = torch.arange(140) + 300 * (torch.arange(140) > 70)
+    call(scheme, 140, 140, q_pos=gap, k_pos=gap)
     call(scheme, 20, 20, mask=torch.zeros(2, 20, dtype=torch.bool))  # zeros, where nothing is seen
 
 

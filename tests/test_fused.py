@@ -170,10 +170,112 @@ def test_nan_is_not_swallowed():
     assert locant.attend(*given_tensors, scheme, impl="fused").isnan().all()
 
 
+@pytest.mark.parametrize("bits", [0x7FC00001, 0x7F800001, -1, 0x7FFFFFFF])
+def test_nan_with_a_payload_is_not_swallowed(bits):
+    q, k, v = tensors(1, 2, 2, 140, 140, 8)
+    k[0, 0, 1, 0] = torch.tensor([bits], dtype=torch.int32).view(torch.float32)[0]
+    assert locant.attend(q, k, v, build_scheme("huang4:clip=8", 2, 8), impl="fused")[:, 0].isnan().all()
+
+
 def test_large_logits():
     scheme = build_scheme("huang4:clip=20", 2, 8)
     q, k, v = tensors(1, 2, 2, 140, 140, 8)
     check(scheme, (100 * q, 10 * k, v))
+
+
+def test_ties_of_large_logits():
+    """Next to a logit of 1e5 the logarithm of a sum of two has no place in float32."""
+    q, k, v = tensors(1, 2, 2, 140, 140, 8)
+    k[:, :, 1::2] = k[:, :, ::2]
+    check(build_scheme("nope", 2, 8), (1e5 * q, k, v))
+
+
+def test_gradients_of_tables_are_not_rounded_to_bfloat16():
+    scheme = build_scheme("tisa", 2, 16)
+    q, k, v = tensors(1, 2, 2, 150, 150, 16, dtype=torch.bfloat16)
+    v = v + 10
+    grad = torch.randn(1, 2, 150, 16).bfloat16()
+    ours = results("fused", scheme, (q, k, v), grad)[4:]
+    truth = results("eager", copy.deepcopy(scheme).double(), [x.double() for x in (q, k, v)], grad.double())[4:]
+    for x, y in zip(ours, truth, strict=True):
+        assert (x - y).abs().max() < 1e-3 * y.abs().max()
+
+
+class Turned(locant.Scheme):
+    """A rotation that widens, as it may: in dtype, or in size."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.vectors = torch.nn.Parameter(torch.randn(1, 7, 8))
+
+    def rotate(self, q, k, q_pos, k_pos):
+        return self.how(q, k)
+
+    def terms(self, r):
+        return locant.Terms(query=self.vectors[:, r.clamp(-3, 3) + 3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda q, k: (q.double(), k.double()),
+        lambda q, k: (q, k.double()),
+        lambda q, k: (q.float(), k),
+        lambda q, k: (torch.cat([q, q], -1), torch.cat([k, -k], -1) * 0.5),
+    ],
+    ids=["both wider", "keys wider", "queries wider", "larger"],
+)
+def test_rotations_may_widen(how, dtype):
+    scheme = Turned(how)
+    q, k, v = tensors(1, 2, 2, 60, 60, 8, dtype=dtype)
+    truth_scheme = copy.deepcopy(scheme).double()
+    truth_scheme.how = (lambda q, k: (q, k)) if how(q, k)[0].shape == q.shape else how
+    truth = locant.attend(q.double(), k.double(), v.double(), truth_scheme, impl="eager")
+    out = locant.attend(q, k, v, scheme, impl="fused")
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=40 * torch.finfo(dtype).eps)
+
+
+def test_fewer_threads_than_asked_for():
+    """OMP_THREAD_LIMIT gives a region fewer threads than it wants; all of the work must be done all the same."""
+    code = """
+import torch, locant
+torch.set_num_threads(3)
+scheme = locant.scheme("huang4:clip=8,heads=own", n_heads=4, head_dim=16)
+q, k, v = (torch.randn(2, 4, 200, 16, requires_grad=True) for _ in range(3))
+results = []
+for impl in ("fused", "eager"):
+    out = locant.attend(q, k, v, scheme, impl=impl)
+    results.append((out, *torch.autograd.grad(out.square().sum(), [q, k, v, scheme.table])))
+for a, b in zip(*results):
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+"""
+    for limit in ("1", "2"):
+        done = run_python(code, OMP_THREAD_LIMIT=limit)
+        assert done.returncode == 0, done.stderr
+
+
+def test_transforms_go_to_a_back_end_that_has_them():
+    scheme = build_scheme("huang4:clip=8", 2, 8)
+    q, k, v = tensors(1, 2, 2, 40, 40, 8)
+    _, tangent = torch.func.jvp(lambda x: locant.attend(x, k, v, scheme), (q,), (v,))
+    _, truth = torch.func.jvp(lambda x: locant.attend(x, k, v, scheme, impl="eager"), (q,), (v,))
+    torch.testing.assert_close(tangent, truth)
+    with pytest.raises(ValueError, match=r"no rule for torch\.func"):
+        torch.func.jvp(lambda x: locant.attend(x, k, v, scheme, impl="fused"), (q,), (v,))
+
+
+def test_the_output_may_be_changed_in_place():
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 2, 40, 40, 8))
+    out = locant.attend(q, k, v, build_scheme("tisa", 2, 8), impl="fused")
+    expected = torch.autograd.grad(3 * out.sum(), v, retain_graph=True)[0]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # it is needed for the gradient
+        out.mul_(3).sum().backward()
+    out = locant.attend(q, k, v, build_scheme("tisa", 2, 8), impl="fused") * 1
+    out.mul_(3)
+    assert expected.isfinite().all()
 
 
 def test_the_same_every_time():
@@ -360,6 +462,8 @@ def run_python(code, **environment):
         ({"LOCANT_FUSED": "0"}, "switched off by LOCANT_FUSED=0"),
         ({"CC": "no-such-compiler"}, "no C compiler was found"),
         ({"CC": "false"}, "could not build it"),
+        ({"CC": "true"}, "wrote nothing"),
+        ({"CC": ' "'}, "no C compiler was found"),
     ],
 )
 def test_without_a_compiler_everything_still_works(environment, why, tmp_path):
@@ -385,9 +489,12 @@ def test_builds_anew_where_nothing_is_kept_and_mends_a_broken_library(tmp_path):
     assert float(first[1]) < 30  # under 10 s on an idle machine; see bench/results
     again = run_python(code, LOCANT_CACHE=str(tmp_path)).stdout.split()
     assert again == [first[0], "0.0", "True"]
-    Path(first[0]).write_bytes(b"half a library")
-    mended = run_python(code, LOCANT_CACHE=str(tmp_path)).stdout.split()
-    assert mended[2] == "True"
+    whole = Path(first[0]).read_bytes()
+    for broken in (whole[: len(whole) // 2], b""):
+        Path(first[0]).write_bytes(broken)
+        mended = run_python(code, LOCANT_CACHE=str(tmp_path)).stdout.split()
+        assert mended[2] == "True"
+        assert Path(first[0]).read_bytes() == whole or len(Path(first[0]).read_bytes()) > len(whole) // 2
 
 
 def test_a_cache_folder_that_cannot_be_written(tmp_path):

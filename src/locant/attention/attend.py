@@ -11,6 +11,7 @@ from torch import Tensor
 
 from locant.attention import eager, flex, fused, sdpa
 from locant.attention.request import Request, prepare
+from locant.attention.tables import transforming
 from locant.schemes.base import Scheme
 
 BACKENDS: dict[str, ModuleType] = {"fused": fused, "sdpa": sdpa, "flex": flex, "eager": eager}
@@ -95,6 +96,8 @@ def _autocasts(kind: str) -> bool:
 def choose(request: Request, impl: str) -> ModuleType:
     """The back end for a request; an error, with the reason, if the one that was named cannot do it."""
     if impl == "auto":
+        if not torch.compiler.is_compiling() and transforming():
+            return eager  # which is made of what torch.func has rules for
         if sdpa.for_free(request):
             return sdpa
         order = AUTO.get(request.q.device.type, OTHERWISE)

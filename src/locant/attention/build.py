@@ -61,15 +61,23 @@ def build() -> Built:
 
 def find_compiler() -> list[str] | None:
     if os.environ.get("CC"):
-        words = shlex.split(os.environ["CC"])
-        return words if shutil.which(words[0]) else None
+        try:
+            words = shlex.split(os.environ["CC"])
+        except ValueError:
+            return None
+        return words if words and shutil.which(words[0]) else None
     return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
 
 
 def cache_folder() -> Path:
     if os.environ.get("LOCANT_CACHE"):
         return Path(os.environ["LOCANT_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "locant"
+    if os.environ.get("XDG_CACHE_HOME"):
+        return Path(os.environ["XDG_CACHE_HOME"]) / "locant"
+    try:
+        return Path.home() / ".cache" / "locant"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / f"locant-{os.getuid()}"
 
 
 def _load(command: list[str]) -> Built:
@@ -80,29 +88,51 @@ def _load(command: list[str]) -> Built:
     path = cache_folder() / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        writable = os.access(path.parent, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable and not path.exists():
-        path = Path(tempfile.mkdtemp(prefix="locant-")) / name
-    seconds = 0.0
-    if not path.exists():
-        # Under another name first: a process that looks while this one writes must not find half a library.
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        os.close(handle)
-        try:
-            subprocess.run(
-                [*command, str(SOURCE), "-o", unfinished, "-lm"],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=True,
+        if not _whole(path):
+            _compile(command, path)
+            return Built(
+                ctypes.CDLL(str(path)), "built and loaded", path, shlex.join(command), time.perf_counter() - start
             )
-            os.replace(unfinished, path)
-        finally:
-            Path(unfinished).unlink(missing_ok=True)
-        seconds = time.perf_counter() - start
-    return Built(ctypes.CDLL(str(path)), "built and loaded", path, shlex.join(command), seconds)
+        return Built(ctypes.CDLL(str(path)), "built before and loaded", path, shlex.join(command))
+    except PermissionError:
+        pass
+    except OSError:
+        if path.parent.is_dir() and os.access(path.parent, os.W_OK):
+            raise
+    with tempfile.TemporaryDirectory(prefix="locant-") as folder:  # nothing can be kept; a loaded library needs no file
+        path = Path(folder) / name
+        _compile(command, path)
+        why = f"built and loaded, but not kept: {cache_folder()} cannot be written"
+        return Built(ctypes.CDLL(str(path)), why, None, shlex.join(command), time.perf_counter() - start)
+
+
+def _compile(command: list[str], path: Path) -> None:
+    # Under another name first: a process that looks while this one writes must not find half a library.
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    try:
+        subprocess.run(
+            [*command, str(SOURCE), "-o", unfinished, "-lm"], capture_output=True, text=True, timeout=120, check=True
+        )
+        library = Path(unfinished).read_bytes()
+        if not library:
+            raise OSError(f"{command[0]} wrote nothing")
+        os.chmod(unfinished, 0o755)  # for other users of the same cache
+        os.replace(unfinished, path)
+        _digest(path).write_text(hashlib.sha256(library).hexdigest())
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _whole(path: Path) -> bool:
+    """The library is there as it was written: loading half a file would end the process."""
+    if not path.exists() or not _digest(path).exists():
+        return False
+    return hashlib.sha256(path.read_bytes()).hexdigest() == _digest(path).read_text()
 
 
 def _cpu() -> str:

@@ -80,12 +80,11 @@ def _attend_rows(
 ) -> tuple[Tensor, Tensor]:
     logit = _logits(request, rows, q, k, turned_q, turned_k)
     visible = request.visible(rows)
-    if visible is None:
-        weight = logit.softmax(-1)
-    else:
-        nothing = ~visible.any(-1, keepdim=True)  # a query that sees no key gets zeros, not NaN
-        logit = logit.masked_fill(~visible, -torch.inf).masked_fill(nothing, 0.0)
-        weight = logit.softmax(-1).masked_fill(nothing, 0.0)
+    if visible is not None:
+        logit = logit.masked_fill(~visible, -torch.inf)
+    # A query that sees no key, by a mask or a bias of −∞, gets zeros, not NaN.
+    nothing = (logit == -torch.inf).all(-1, keepdim=True)
+    weight = logit.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
     weight = F.dropout(weight, request.dropout) if request.dropout else weight
     out = weight @ v.to(weight.dtype)
     if request.terms.value is not None:
@@ -97,7 +96,7 @@ def _attend_rows(
         else:
             by_offset = weight.new_zeros(*weight.shape[:3], value.shape[1]).scatter_add(-1, column, weight)
             out = out + by_offset @ value
-    return out if visible is None else out.masked_fill(nothing, 0.0), weight
+    return out.masked_fill(nothing, 0.0), weight
 
 
 def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Tensor) -> Tensor:

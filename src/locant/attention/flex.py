@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from locant.attention.request import Request
+from locant.attention.tables import transforming
 
 BLOCK = 128
 KERNELS = 64
@@ -37,6 +38,8 @@ def unsupported(request: Request) -> str | None:
         return f"{request.scheme} has query or key vectors without a reach: as many products as pairs"
     if request.need_weights:
         return "it does not return weights (need_weights=True)"
+    if not torch.compiler.is_compiling() and transforming():
+        return "it has no rule for torch.func and forward-mode derivatives"
     if request.dropout:
         return "FlexAttention has no dropout"
     if request.offsets.inverse is not None:
@@ -66,7 +69,9 @@ def attend(request: Request) -> tuple[Tensor, None]:
     more_q, more_k = bucket(lq) - lq, bucket(lk) - lk
     terms, lo, b = request.terms, request.offsets.lo, q.shape[0]
     # Room for the offsets of any length in the bucket; the last column goes on, as it does beyond the reach.
-    columns = bucket(lq) + bucket(lk) if request.scheme.reach is None else 2 * request.scheme.reach + 1
+    columns = max(bucket(lq) + bucket(lk), bucket(request.offsets.count))
+    if request.scheme.reach is not None:
+        columns = 2 * request.scheme.reach + 1
     bias, gain = (None if x is None else _longer(x, columns) for x in (terms.bias, terms.gain))
     by_query = by_key = None
     if terms.query is not None:

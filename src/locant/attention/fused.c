@@ -107,7 +107,7 @@ INLINE vec exp_(vec x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
   const ivec power = ((ivec)shifted << 23) + (ivec)p;
-  return (vec)(~tiny & power);
+  return pick(x != x, x, (vec)(~tiny & power));
 }
 
 /* ---------------------------------------------------------------- products */
@@ -263,14 +263,16 @@ typedef struct {
   I gain_vector;            /* gain is [heads, columns, d], not [heads, columns] */
   I seed;
   double scale, dropout;
-  View q, k, v, raw_q, raw_k, out;
+  View q, k, v, raw_q, raw_k;
+  View out;                 /* float32, whatever the rest is: the backward pass starts from it */
   View mask;                /* bytes, strides 0 where it broadcasts; data NULL if there is none */
   const I *q_pos, *k_pos;
   I q_pos_stride, k_pos_stride; /* from row to row of the batch, 0 if all are alike */
   const float *bias, *gain, *query, *key, *value; /* contiguous, NULL if not there */
   I bias_heads, gain_heads, query_heads, key_heads, value_heads; /* 1 or heads */
-  float *lse;               /* [batch, heads, lq] */
-  View grad, dq, dk, dv_, draw_q, draw_k;
+  float *lse;               /* [batch, heads, lq, 2]: the largest logit, and the logarithm of the sum beside it */
+  View grad;                /* float32 */
+  View dq, dk, dv_, draw_q, draw_k;
   float *dbias, *dgain, *dquery, *dkey, *dvalue; /* as the tables; zero on entry */
 } Call;
 
@@ -641,6 +643,16 @@ static I thread_count(const Call *c, I tasks) {
 #endif
 }
 
+/* How many threads there are in this region: not always as many as were asked for (OMP_THREAD_LIMIT, OMP_DYNAMIC, a
+   region within a region), and the work must be divided among those that came */
+static I team_size(void) {
+#ifdef _OPENMP
+  return omp_get_num_threads();
+#else
+  return 1;
+#endif
+}
+
 static I thread_number(void) {
 #ifdef _OPENMP
   return omp_get_thread_num();
@@ -773,9 +785,10 @@ static void forward_rows(const Call *c, I b, I h, I i0, Forward *f, Tables *tabl
     const float total = f->total[i];
     const int nothing = total == 0;
     for (I x = 0; x < dvp; x++) f->out[i * dvp + x] = nothing ? 0 : f->out[i * dvp + x] / total;
-    c->lse[(b * c->heads + h) * c->lq + i0 + i] = nothing ? INFINITY : f->top[i] + logf(total);
+    float *lse = c->lse + ((b * c->heads + h) * c->lq + i0 + i) * 2;
+    lse[0] = nothing ? INFINITY : f->top[i], lse[1] = nothing ? 0 : logf(total);
   }
-  write_rows(&c->out, c->bf16, b, h, i0, n, c->dv, dvp, f->out);
+  write_rows(&c->out, 0, b, h, i0, n, c->dv, dvp, f->out);
 }
 
 /* 0, or 1 if there is not enough memory */
@@ -794,12 +807,12 @@ int locant_forward(const Call *c) {
   }
 #pragma omp parallel num_threads(threads)
   {
-    const I thread = thread_number();
+    const I thread = thread_number(), team = team_size();
     Arena arena = {memory + thread * size.used, 0};
     Forward f;
     take_forward(c, &arena, &f);
     I head = -1;
-    for (I task = tasks * thread / threads; task < tasks * (thread + 1) / threads; task++) {
+    for (I task = tasks * thread / team; task < tasks * (thread + 1) / team; task++) {
       const I bh = task / blocks, b = bh / c->heads, h = bh % c->heads, kv = h / (c->heads / c->kv_heads);
       if (bh != head) {
         const I same_keys = head >= 0 && head / c->heads == b && head % c->heads / (c->heads / c->kv_heads) == kv;
@@ -861,7 +874,7 @@ static void take_backward(const Call *c, Arena *arena, Backward *w) {
   w->raw_q = c->raw ? take(arena, queries * dp) : w->q;
   w->draw_q = c->raw ? take(arena, queries * dp) : w->dq;
   w->grad = take(arena, queries * dvp);
-  w->delta = take(arena, queries), w->lse = take(arena, queries);
+  w->delta = take(arena, queries), w->lse = take(arena, 2 * queries);
   for (int end = 0; end < 2; end++) {
     w->far_k[end] = take(arena, keys);
     w->far_q[end] = take(arena, queries);
@@ -891,7 +904,7 @@ static void logit_gradients(const Call *c, const Tile *t, Backward *w, Tables *t
       for (I j = 0; j < m; j++)
         pull[i * LD + j] += dot(dvp, grad + i * dvp, tables->value_rows + column(c, t, i, j) * dvp);
   for (I i = 0; i < n; i++) {
-    const float lse = w->lse[t->i0 + i];
+    const float top = w->lse[2 * (t->i0 + i)], rest = w->lse[2 * (t->i0 + i) + 1];
     const float far = tables->value_rows && t->kind == FAR ? w->far_grad[t->end][t->i0 + i] : 0;
     const float delta = w->delta[t->i0 + i];
     const float *row = s + i * LD, *g = pull + i * LD;
@@ -899,13 +912,13 @@ static void logit_gradients(const Call *c, const Tile *t, Backward *w, Tables *t
     if (c->dropout > 0) {
       const Drop drop = drop_row(c, t, i);
       for (I j = 0; j < m; j += VL) {
-        const vec x = exp_(get(row + j) - lse), keep = kept(drop, t->j0 + j);
+        const vec x = exp_(get(row + j) - top - rest), keep = kept(drop, t->j0 + j);
         put(p + j, x * keep);
         put(ds + j, x * ((get(g + j) + far) * keep - delta));
       }
     } else
       for (I j = 0; j < m; j += VL) {
-        const vec x = exp_(get(row + j) - lse);
+        const vec x = exp_(get(row + j) - top - rest);
         put(p + j, x);
         put(ds + j, x * (get(g + j) + far - delta));
       }
@@ -1094,10 +1107,10 @@ static void backward_head(const Call *c, I b, I h, Backward *w, Tables *tables, 
   const I dp = DP(c), dvp = DVP(c), lq = c->lq;
   read_rows(&c->q, c->bf16, b, h, 0, lq, c->d, dp, w->q);
   if (c->raw) read_rows(&c->raw_q, c->bf16, b, h, 0, lq, c->d, dp, w->raw_q);
-  read_rows(&c->grad, c->bf16, b, h, 0, lq, c->dv, dvp, w->grad);
-  memcpy(w->lse, c->lse + (b * c->heads + h) * lq, (size_t)(4 * lq));
+  read_rows(&c->grad, 0, b, h, 0, lq, c->dv, dvp, w->grad);
+  memcpy(w->lse, c->lse + (b * c->heads + h) * lq * 2, (size_t)(8 * lq));
   for (I i = 0; i < lq; i++) { /* Σ_j weight · gradient of the weight = gradient · output */
-    read_rows(&c->out, c->bf16, b, h, i, 1, c->dv, dvp, w->rows);
+    read_rows(&c->out, 0, b, h, i, 1, c->dv, dvp, w->rows);
     float sum = 0;
     for (I x = 0; x < c->dv; x++) sum += w->rows[x] * w->grad[i * dvp + x];
     w->delta[i] = sum;
@@ -1142,22 +1155,26 @@ int locant_backward(const Call *c) {
   TableGradients none;
   take_backward(c, &size, &once);
   take_table_gradients(c, &gradient_size, &none);
-  /* Tasks go by key/value head, then by batch: a thread meets few heads, and needs tables for those alone. */
-  const I per_thread = (least(c->kv_heads, (tasks + threads - 1) / threads / c->batch + 2)) * group;
   int own = 0;
   if (most(most(c->bias_heads, c->gain_heads), most(c->query_heads, most(c->key_heads, c->value_heads))) > 1) own = 1;
-  const I heads = own ? per_thread : 1;
   if (tables) memory = zeros(size.used * threads);
-  if (memory) gradient_memory = zeros(gradient_size.used * heads * threads + 1);
-  if (!gradient_memory) {
-    free(memory);
+  if (!memory) {
     if (tables) free(table_memory);
     free(tables);
     return 1;
   }
+  I team = 1, heads = 1;
 #pragma omp parallel num_threads(threads)
   {
-    const I thread = thread_number(), from = tasks * thread / threads, to = tasks * (thread + 1) / threads;
+#pragma omp single
+    {
+      team = team_size();
+      /* Tasks go by key/value head, then by batch: a thread meets few heads, and needs tables for those alone. */
+      if (own) heads = least(c->kv_heads, (tasks + team - 1) / team / c->batch + 2) * group;
+      gradient_memory = zeros(gradient_size.used * heads * team + 1);
+    }
+    const I thread = thread_number(), from = tasks * thread / team;
+    const I to = gradient_memory ? tasks * (thread + 1) / team : from;
     Arena arena = {memory + thread * size.used, 0};
     Backward w;
     take_backward(c, &arena, &w);
@@ -1190,8 +1207,8 @@ int locant_backward(const Call *c) {
       write_rows(&c->dv_, c->bf16, b, kv, 0, c->lk, c->dv, DVP(c), w.dv);
     }
   }
-  for (I thread = 0; thread < threads; thread++) { /* in the same order every time */
-    const I first = tasks * thread / threads / c->batch * group;
+  for (I thread = 0; gradient_memory && thread < team; thread++) { /* in the same order every time */
+    const I first = tasks * thread / team / c->batch * group;
     for (I slot = 0; slot < heads; slot++) {
       const I h = first + slot;
       if (h >= c->heads) break;
@@ -1208,9 +1225,10 @@ int locant_backward(const Call *c) {
 #undef TO
     }
   }
+  const int failed = !gradient_memory;
   free(gradient_memory);
   free(memory);
   free(table_memory);
   free(tables);
-  return 0;
+  return failed;
 }

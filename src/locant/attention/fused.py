@@ -11,10 +11,12 @@ import ctypes
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from locant.attention.build import build
 from locant.attention.request import Request
+from locant.attention.tables import transforming
 
 TABLES = ("bias", "gain", "query", "key", "value")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -29,6 +31,8 @@ def unsupported(request: Request) -> str | None:
         return f"{request.scheme} has a logit that is not a function of the offset alone (pair)"
     if request.need_weights:
         return "it does not return weights (need_weights=True)"
+    if not torch.compiler.is_compiling() and transforming():
+        return "it has no rule for torch.func and forward-mode derivatives"
     if request.offsets.inverse is not None:
         return "positions with large gaps, or unknown while compiling, have no table over consecutive offsets"
     if 0 in (request.k.shape[2], request.q.shape[3], request.v.shape[3], request.k.shape[1]):
@@ -46,18 +50,22 @@ def _missing() -> str | None:
 def attend(request: Request) -> tuple[Tensor, None]:
     q, k = request.turned()
     v, raw_q, raw_k = request.v, None, None
+    tables = {name: getattr(request.terms, name) for name in TABLES}
     if q is not request.q or k is not request.k:
-        v = v.to(q.dtype)  # rotate may widen
+        # rotate may widen, in dtype and in size
+        dtype = torch.bfloat16 if q.dtype == k.dtype == torch.bfloat16 else torch.float32
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if request.terms.query is not None or request.terms.key is not None:
-            raw_q, raw_k = request.q.to(q.dtype), request.k.to(q.dtype)
-    tables = [getattr(request.terms, name) for name in TABLES]
+            wider = (0, q.shape[3] - request.q.shape[3])
+            raw_q, raw_k = F.pad(request.q.to(dtype), wider), F.pad(request.k.to(dtype), wider)
+            tables |= {name: F.pad(tables[name], wider) for name in ("query", "key") if tables[name] is not None}
     seed = torch.zeros(1, dtype=torch.int64)
     if request.dropout:
         seed = torch.randint(2**62, (1,))
     b = request.q.shape[0]
     out, _ = forward(
-        q, k, v, raw_q, raw_k, *tables, request.q_pos.expand(b, -1), request.k_pos.expand(b, -1), request.mask, seed,
-        request.offsets.lo, request.scale, request.causal, request.dropout,
+        q, k, v, raw_q, raw_k, *tables.values(), request.q_pos.expand(b, -1), request.k_pos.expand(b, -1),
+        request.mask, seed, request.offsets.lo, request.scale, request.causal, request.dropout,
     )  # fmt: skip
     return out.to(request.q.dtype), None
 
@@ -72,7 +80,7 @@ def forward(
     q_pos: Tensor, k_pos: Tensor, mask: Tensor | None, seed: Tensor,
     lo: int, scale: float, causal: bool, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The output [B, H, Lq, Dv] and the logarithm of the softmax's sum [B, H, Lq]."""
+    """The output [B, H, Lq, Dv] in float32; of each query the largest logit and the logarithm of the sum beside it."""
     out, lse = _forward_like(q, v)
     tables = dict(zip(TABLES, (bias, gain, query, key, value), strict=True))
     call = _Prepared(q, k, v, raw_q, raw_k, tables, q_pos, k_pos, mask, seed, lo, scale, causal, dropout, out, lse)
@@ -88,7 +96,10 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def _forward_like(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     b, h, lq, _ = q.shape
     # Laid out as [B, Lq, H, Dv], as PyTorch's kernel does: a model joins the heads next.
-    return q.new_empty(b, lq, h, v.shape[3]).transpose(1, 2), q.new_empty(b, h, lq, dtype=torch.float32)
+    d, wide = v.shape[3], torch.float32
+    return q.new_empty_strided((b, h, lq, d), (lq * h * d, d, h * d, 1), dtype=wide), q.new_empty(
+        b, h, lq, 2, dtype=wide
+    )
 
 
 @torch.library.custom_op("locant::attend_backward", mutates_args=(), device_types="cpu")
@@ -215,6 +226,7 @@ class _Prepared:
         call.lse = self.lse.data_ptr()
 
     def backward(self, grad: Tensor, grads: list[Tensor]) -> None:
+        grad = grad.float()
         self.held += [grad, *grads]
         self.call.grad = _View.of(grad)
         for name, x in zip(_GRADS, grads[:5], strict=True):

@@ -2,8 +2,9 @@
 
 One query against a long cache needs a column for every key, and the next step needs the same ones and one more. So when
 nothing is being trained, the tables of the last call are kept, over twice the range, and a step takes a part of them.
-They are used again only if every number the scheme holds is what it was: parameters and buffers are compared by value
-(a change through `.data` leaves no other trace), plain attributes too, and a scheme that holds more is asked anew.
+They are used again only if everything the scheme holds is what it was: parameters and buffers are compared by value (a
+change through `.data` leaves no other trace), plain attributes too. That is all the schemes of this library depend on;
+of a scheme from elsewhere we cannot know, and it is asked anew each time.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from locant.attention.offsets import Offsets
+from locant.schemes import SCHEMES, Sum
 from locant.schemes.base import Scheme
 from locant.terms import Terms
 
@@ -23,9 +26,12 @@ FEW = 32
 """Queries, up to which a call counts as decoding."""
 SMALL = 2**16
 """Numbers in a scheme, up to which comparing them is cheaper than making its tables."""
+LARGE = 2**22
+"""Numbers in its tables, beyond which they are not kept."""
 
 
-_PLAIN = (bool, int, float, str, tuple, type(None))
+OURS = {*SCHEMES.values(), Sum}
+_PLAIN = (bool, int, float, str, type(None))
 _MODULE = {*vars(nn.Module()), "given", "training"}  # what every module has, and what only spells the scheme
 
 
@@ -43,7 +49,7 @@ _kept: WeakKeyDictionary[Scheme, Kept] = WeakKeyDictionary()
 
 def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool) -> Terms:
     """`scheme.terms(offsets.r)`; kept, in `dtype`, if `decoding`: few queries and consecutive offsets."""
-    if not decoding or torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if not decoding or torch.compiler.is_compiling() or torch.is_grad_enabled() or transforming() or _faking():
         return scheme.terms(offsets.r)
     held = _holds(scheme)
     if held is None:
@@ -57,8 +63,15 @@ def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool)
         if not isinstance(terms, Terms) or terms.pair is not None or not _well_formed(terms, wider):
             return scheme.terms(offsets.r)
         terms = terms.to(dtype)
+        if sum(table.numel() for table in terms.tables().values()) > LARGE:
+            return terms.narrow(lo - first, offsets.count)
         kept = _kept[scheme] = Kept(first, end, terms, plain, [x.detach().clone() for x in numbers])
     return kept.terms.narrow(lo - kept.lo, offsets.count)
+
+
+def _faking() -> bool:
+    """Tensors may be made in a mode (fake tensors) that they must not outlive."""
+    return _get_current_dispatch_mode() is not None
 
 
 def _well_formed(terms: Terms, r: Tensor) -> bool:
@@ -68,10 +81,15 @@ def _well_formed(terms: Terms, r: Tensor) -> bool:
 
 
 def _holds(scheme: Scheme) -> tuple[tuple[Any, ...], list[Tensor]] | None:
-    """Everything the tables may depend on: plain attributes, and tensors. None if there is more to it."""
-    plain: list[Any] = [type(scheme).terms, type(scheme)]
+    """Everything the tables depend on: plain attributes, and tensors. None if there may be more to it."""
+    plain: list[Any] = []
     numbers: list[Tensor] = []
     for module in scheme.modules():
+        if isinstance(module, nn.ModuleList):
+            continue
+        if not isinstance(module, Scheme) or type(module) not in OURS:
+            return None
+        plain += (type(module), type(module).terms)
         numbers += [x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None]
         for name, value in vars(module).items():
             if name in _MODULE:
@@ -79,9 +97,15 @@ def _holds(scheme: Scheme) -> tuple[tuple[Any, ...], list[Tensor]] | None:
             if not isinstance(value, _PLAIN):
                 return None
             plain += (name, value)
-    if sum(x.numel() for x in numbers) > SMALL:
+    if sum(x.numel() for x in numbers) > SMALL or any(type(x) not in (Tensor, nn.Parameter) for x in numbers):
         return None
     return tuple(plain), numbers
+
+
+def transforming() -> bool:
+    """Whether a function transform (torch.func) or forward-mode differentiation is at work."""
+    functorch: Any = torch._C._functorch
+    return functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def _same(kept: Kept, plain: tuple[Any, ...], numbers: list[Tensor]) -> bool:

@@ -41,12 +41,6 @@ class Scheme(nn.Module):
     max_length: int | None = None
     """Positions must be below this; None if any position will do."""
 
-    reach: int | None = None
-    """Beyond this distance nothing changes: terms(r) = terms(±reach) for |r| ≥ reach. None if it goes on changing.
-
-    Tables are then asked for no further, and fast back ends take a short way for what is further off.
-    """
-
     planes: tuple[str, int] | None = None
     """For a scheme that rotates: which pairs of coordinates. Rotations of the same pairs commute."""
 
@@ -57,6 +51,20 @@ class Scheme(nn.Module):
         self = super().__new__(cls)
         self.__dict__["given"] = kwargs
         return self
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "terms" in cls.__dict__ and "reach" not in cls.__dict__:  # what was said of the parent's terms does not hold
+            cls.reach = Scheme.reach  # type: ignore[method-assign]
+
+    @property
+    def reach(self) -> int | None:
+        """Beyond this distance nothing changes: terms(r) = terms(±reach) for |r| ≥ reach. None if it goes on changing.
+
+        Tables are then asked for no further, and fast back ends take a short way for what is further off. A class that
+        defines `terms` states its own.
+        """
+        return None
 
     def embed(self, pos: Tensor) -> Tensor | None:
         """[*pos.shape, d_model], to be added to the token embeddings by the model; None if there is nothing."""

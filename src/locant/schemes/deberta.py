@@ -29,7 +29,6 @@ class Deberta(Scheme):
         check_int(self, "head_dim", head_dim, at_least=1)
         self.buckets, self.max_distance = buckets, max_distance
         self.n_heads, self.head_dim = n_heads, head_dim
-        self.reach = max_distance
         self.key_table = nn.Parameter(torch.randn(n_heads, 2 * buckets, head_dim) * 0.02)  # K
         self.query_table = nn.Parameter(torch.randn(n_heads, 2 * buckets, head_dim) * 0.02)  # Q
 
@@ -44,6 +43,10 @@ class Deberta(Scheme):
         grouped = (torch.ceil(octaves * (middle - 1)) + middle).long() * distance.sign()
         signed = torch.where(distance.abs() <= middle, distance, grouped)
         return (signed + self.buckets).clamp(0, 2 * self.buckets - 1)
+
+    @property
+    def reach(self) -> int:
+        return self.max_distance
 
     def terms(self, r: Tensor) -> Terms:
         row = self.bucket(r)

@@ -26,8 +26,11 @@ class Huang1(Scheme):
         super().__init__()
         h = table_heads(self, clip, heads, n_heads)
         self.clip, self.heads, self.n_heads = clip, heads, n_heads
-        self.reach = clip
         self.table = nn.Parameter(torch.ones(h, clip + 1))  # row |r|
+
+    @property
+    def reach(self) -> int:
+        return self.clip
 
     def terms(self, r: Tensor) -> Terms:
         return Terms(gain=wide(self.table[:, r.abs().clamp(max=self.clip)]))
@@ -43,8 +46,11 @@ class Huang2(Scheme):
         super().__init__()
         h = table_heads(self, clip, heads, n_heads)
         self.clip, self.heads, self.n_heads = clip, heads, n_heads
-        self.reach = clip
         self.table = nn.Parameter(torch.ones(h, 2 * clip + 1))
+
+    @property
+    def reach(self) -> int:
+        return self.clip
 
     def terms(self, r: Tensor) -> Terms:
         return Terms(gain=rows(self.table, r, self.clip))
@@ -64,7 +70,6 @@ class _VectorTable(Scheme):
         h = table_heads(self, clip, heads, n_heads)
         check_int(self, "head_dim", head_dim, at_least=1)
         self.clip, self.heads = clip, heads
-        self.reach = clip
         self.n_heads, self.head_dim = n_heads, head_dim
         self.table = nn.Parameter(self.start + self.noise * torch.randn(h, 2 * clip + 1, head_dim))
 
@@ -77,6 +82,10 @@ class Huang3(_VectorTable):
 
     start, noise = 1.0, 0.0
 
+    @property
+    def reach(self) -> int:
+        return self.clip
+
     def terms(self, r: Tensor) -> Terms:
         return Terms(gain=rows(self.table, r, self.clip))
 
@@ -85,6 +94,10 @@ class Huang4(_VectorTable):
     """Vector met by q and k (method 4). Parameters: (2·clip + 1) · head_dim; × n_heads with heads=own."""
 
     start, noise = 0.0, 0.02
+
+    @property
+    def reach(self) -> int:
+        return self.clip
 
     def terms(self, r: Tensor) -> Terms:
         vectors = rows(self.table, r, self.clip)

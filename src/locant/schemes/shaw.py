@@ -24,11 +24,14 @@ class Shaw(Scheme):
         check_int(self, "head_dim", head_dim, at_least=1)
         check_bool(self, "values", values)
         self.clip, self.heads, self.values = clip, heads, values
-        self.reach = clip
         self.n_heads, self.head_dim = n_heads, head_dim
         self.table = nn.Parameter(torch.randn(h, 2 * clip + 1, head_dim) * 0.02)
         if values:
             self.value_table = nn.Parameter(torch.randn(h, 2 * clip + 1, head_dim) * 0.02)
+
+    @property
+    def reach(self) -> int:
+        return self.clip
 
     def terms(self, r: Tensor) -> Terms:
         return Terms(

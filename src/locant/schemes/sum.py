@@ -38,8 +38,6 @@ class Sum(Scheme):
         self.shift_invariant = all(part.shift_invariant for part in flat) and not mixed and not tangled
         self.pairwise = all(part.pairwise for part in flat) and not tangled
         self.incremental = all(part.incremental for part in flat) and not tangled
-        reaches = [part.reach for part in flat if type(part).terms is not Scheme.terms]
-        self.reach = None if None in reaches else max((reach for reach in reaches if reach is not None), default=0)
         self.max_length = min((part.max_length for part in flat if part.max_length is not None), default=None)
 
     def schemes(self) -> list[Scheme]:
@@ -57,6 +55,12 @@ class Sum(Scheme):
         for part in self.schemes():
             q, k = part.rotate(q, k, q_pos, k_pos)
         return q, k
+
+    @property
+    def reach(self) -> int | None:
+        reaches = [part.reach for part in self.schemes() if type(part).terms is not Scheme.terms]
+        known = [reach for reach in reaches if reach is not None]
+        return None if len(known) < len(reaches) else max([0, *known])
 
     def terms(self, r: Tensor) -> Terms:
         total = Terms()

@@ -32,7 +32,6 @@ class T5(Scheme):
         check_int(self, "max_distance", max_distance, at_least=buckets // (2 * sides) + 1)
         self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
         self.n_heads = n_heads
-        self.reach = max_distance
         self.table = nn.Parameter(torch.randn(n_heads, buckets) * 0.02)
 
     def bucket(self, r: Tensor) -> Tensor:
@@ -44,6 +43,10 @@ class T5(Scheme):
         octaves = torch.log(distance.clamp(min=1).float() / single) / math.log(self.max_distance / single)
         grouped = (single + (octaves * (side - single)).long()).clamp(max=side - 1)
         return start + torch.where(distance < single, distance, grouped)
+
+    @property
+    def reach(self) -> int:
+        return self.max_distance
 
     def terms(self, r: Tensor) -> Terms:
         return Terms(bias=wide(self.table[:, self.bucket(r)]))
