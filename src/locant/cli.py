@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import inspect as signatures
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,6 +144,66 @@ def check(spec: Spec, heads: Heads = 4, width: Width = 32, seed: Seed = 0) -> No
 
 
 @app.command()
+def inspect(
+    model: Annotated[str, typer.Argument(help="A folder or hub name of a Hugging Face model, swapped or not.")],
+    text: Annotated[Path | None, typer.Option(help="Text to look at it with; by default, Python's own manual.")] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The page; tables go beside it as csv.")] = Path(
+        "report.html"
+    ),
+    compare: Annotated[str | None, typer.Option(help="Another model, side by side.")] = None,
+) -> None:
+    """How does this model know where its tokens are? A page of figures, and a short verdict here."""
+    with _plain_errors():
+        from locant.report import inspection as report
+        from locant.report import page
+
+        words = None if text is None else _read(text)
+        reports = [report.report(_inspect(name, words)) for name in ([model] if compare is None else [model, compare])]
+        whole = reports[0] if len(reports) == 1 else page.side_by_side(reports[0], reports[1])
+        out = out if out.suffix else out.with_suffix(".html")
+        page.write(whole, out, csv_folder=out.parent / f"{out.stem}-csv")
+    for each in reports:
+        console.print(f"\n[bold]{escape(each.title)}[/]")
+        for sentence in each.verdict:
+            console.print(f"  • {sentence}", markup=False, highlight=False)
+        for notice in each.notices:
+            console.print(f"  [yellow]not made[/] {escape(notice)}", highlight=False)
+    console.print(f"page: {out}\ntables: {out.parent / f'{out.stem}-csv'}", markup=False, highlight=False)
+
+
+def _read(path: Path) -> str:
+    from locant.analysis.text import read_text
+
+    return read_text(path)
+
+
+def _inspect(name: str, words: str | None) -> Any:
+    """One model through all stages, with a bar."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from transformers import AutoTokenizer
+
+    from locant.analysis import inspection
+    from locant.analysis.text import default_text
+
+    loaded = locant.load(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError, ImportError):
+        tokenizer = None
+    embeddings: Any = loaded.get_input_embeddings()
+    tokens = inspection.Tokens(tokenizer, default_text() if words is None else words, embeddings.weight.shape[0])
+    label = "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
+    columns = (TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(label, total=len(inspection.STAGES))
+        steps = inspection.inspect(loaded, tokens, label)
+        for done, (stage, so_far) in enumerate(steps):
+            progress.update(task, description=stage, completed=done)
+            found = so_far
+    return found
+
+
+@app.command()
 def bench(
     specs: Annotated[list[str], typer.Argument(help="Schemes, such as tisa huang4:clip=64.")],
     lengths: Annotated[str, typer.Option(help="Lengths to measure at, with commas.")] = "256,512,1024,2048",
@@ -253,11 +313,11 @@ def _describe(name: str) -> None:
     if name not in locant.SCHEMES:
         locant.scheme(name)  # says what exists
     cls = locant.SCHEMES[name]
-    console.print(inspect.getdoc(inspect.getmodule(cls)), markup=False, highlight=False)
+    console.print(signatures.getdoc(signatures.getmodule(cls)), markup=False, highlight=False)
     console.print()
-    console.print(inspect.getdoc(cls), markup=False, highlight=False)
-    for option, parameter in inspect.signature(cls).parameters.items():
-        if option not in DIMS and parameter.default is not inspect.Parameter.empty:
+    console.print(signatures.getdoc(cls), markup=False, highlight=False)
+    for option, parameter in signatures.signature(cls).parameters.items():
+        if option not in DIMS and parameter.default is not signatures.Parameter.empty:
             console.print(f"  {option}={parameter.default}", markup=False, highlight=False)
 
 

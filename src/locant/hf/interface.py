@@ -23,6 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from locant.attention import attend
+from locant.attention.request import Request, prepare
 from locant.schemes import Nope, Scheme
 
 NAME = "locant"
@@ -84,7 +85,7 @@ def attention(
     # Cross-attention is left alone; NoPE is plain attention, but for packed sequences, which positions tell apart.
     numbered = scheme is not None and positions is not None and positions.q is not None
     plain = scheme is None or (type(scheme) is Nope and not (numbered and is_causal and attention_mask is None))
-    if plain and not weights_wanted:
+    if plain and not weights_wanted and not (_LISTEN and scheme is not None):
         bias = position_bias if scheme is None else None
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
@@ -114,6 +115,8 @@ def attention(
         attention_mask = attention_mask[..., :lk]
     where: dict[str, Any] = {"q_pos": q_pos, "k_pos": k_pos, "mask": attention_mask, "causal": causal}
     weights: Tensor | None = None
+    if _LISTEN and scheme is not None:
+        _LISTEN[-1](module, prepare(query, key, value, scheme, scale=scaling, **where))
     if weights_wanted:
         out, weights = attend(query, key, value, scheme, scale=scaling, dropout=dropout, need_weights=True, **where)
     else:
@@ -296,7 +299,9 @@ def _grow_buffers(module: nn.Module, given: Mapping[str, Any], positions: Positi
 # ---- for the probe of `swap`: what was called, with what, and positions made up ---------------------
 
 Record = Callable[[nn.Module, Tensor, Tensor, "Positions | None"], None]
+Listen = Callable[[nn.Module, Request], None]
 _WATCH: list[Record] = []
+_LISTEN: list[Listen] = []
 _STRETCH: list[int] = []
 
 
@@ -308,6 +313,16 @@ def watched(record: Record) -> Iterator[None]:
         yield
     finally:
         _WATCH.pop()
+
+
+@contextmanager
+def listening(listen: Listen) -> Iterator[None]:
+    """Calls `listen` with everything attention is about to compute, at every self-attention of a swapped model."""
+    _LISTEN.append(listen)
+    try:
+        yield
+    finally:
+        _LISTEN.pop()
 
 
 @contextmanager

