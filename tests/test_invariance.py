@@ -270,7 +270,7 @@ def test_model_with_a_table(kind):
 def test_fused_weights_of_swapped_models(kind):
     """The first layer's weights against what it computes: queries and keys of a single position's row."""
     model = locant.swap(make(kind), "learned:length=40")
-    stack = invariance._stacks(model)[0]
+    stack = invariance.stacks(model)[0]
     w_q, w_k = stack.head_weights()
     seen = {}
 

@@ -96,7 +96,7 @@ def shift(
     if any(step < 1 for step in by) or start < 0:
         raise ValueError(f"by must be 1 or more and start 0 or more, got {list(by)} and {start}")
     stack, offset = _stack(model)
-    limit, trained = _limits(model)
+    limit, trained = limits(model)
     _fits(model, start + ids.shape[1])
     takes = "position_ids" in inspect.signature(type(stack).forward).parameters
     rows = []
@@ -144,7 +144,7 @@ def shuffle(
     generator = torch.Generator().manual_seed(seed)
     _fits(model, ids.shape[1])
     with _ready(model):
-        causal = _is_causal(model, ids)
+        causal = is_causal(model, ids)
         if causal and _has_head(model):
             end = ids.shape[1] - targets
             plain = _losses(model, ids, targets)
@@ -185,12 +185,12 @@ def length(model: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> list[
     if not lengths or min(lengths) < 4:
         raise ValueError(f"lengths must be 4 tokens or more, got {list(lengths)}")
     ids = _checked(model, ids, sequences=2, length=max(lengths))
-    limit, trained = _limits(model)
+    limit, trained = limits(model)
     rows = []
     shortest = min(lengths)
     _fits(model, shortest)
     with _ready(model):
-        causal = _is_causal(model, ids[:, :shortest])
+        causal = is_causal(model, ids[:, :shortest])
         by_loss = causal and _has_head(model)
         stack, _ = _stack(model)
         tokens = shortest // 2 if by_loss else shortest
@@ -333,7 +333,7 @@ def _stack(model: PreTrainedModel) -> tuple[nn.Module, int]:
     return inner, family.shift(inner)
 
 
-def _limits(model: PreTrainedModel) -> tuple[int | None, int | None]:
+def limits(model: PreTrainedModel) -> tuple[int | None, int | None]:
     """How many positions there are (None: any number), and how many the model was made for, by its config."""
     from locant.hf.families import family_of
     from locant.hf.mechanisms import Table
@@ -358,7 +358,7 @@ def _limits(model: PreTrainedModel) -> tuple[int | None, int | None]:
 
 
 def _fits(model: PreTrainedModel, length: int) -> None:
-    limit, _ = _limits(model)
+    limit, _ = limits(model)
     if limit is not None and length > limit:
         raise ValueError(f"too long: {length} tokens, and the model has {limit} positions")
 
@@ -389,7 +389,7 @@ def _pooled(stack: nn.Module, ids: Tensor) -> Tensor:
     return _finite(_run(stack, ids).last_hidden_state).mean(1)
 
 
-def _is_causal(model: PreTrainedModel, ids: Tensor) -> bool:
+def is_causal(model: PreTrainedModel, ids: Tensor) -> bool:
     """Found by trying: whether another last token leaves what comes before it as it was."""
     stack, _ = _stack(model)
     some = ids[:2, :8]

@@ -34,6 +34,7 @@ class Inspection:
     table: Tensor | None = None
     structure: invariance.Structure | None = None
     curves: list[tuple[int, curve.Curve]] = field(default_factory=list)  # layer, curve of its scheme
+    vectors: list[tuple[int, Tensor]] = field(default_factory=list)  # layer, [101, D]: its table for offsets −50 … 50
     layers: list[distance.Layer] = field(default_factory=list)
     variances: variance.Variances | None = None
     probes: list[probe.Probed] = field(default_factory=list)
@@ -99,12 +100,12 @@ def _facts(model: PreTrainedModel, tokens: Tokens) -> dict[str, str]:
 
 def _limit(model: PreTrainedModel, length: int) -> int:
     """A length that the model takes."""
-    return min(length, behaviour._limits(model)[0] or length)
+    return min(length, behaviour.limits(model)[0] or length)
 
 
 def _invariance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     found.invariances = invariance.of_model(model, samples=10)
-    table = next((stack.table() for stack in invariance._stacks(model) if stack.table is not None), None)
+    table = next((stack.table() for stack in invariance.stacks(model) if stack.table is not None), None)
     if table is not None and table.shape[0] > 8:
         found.table = table.detach().double()
         found.structure = invariance.structure(found.table)
@@ -116,6 +117,11 @@ def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     native: Any = locant.native(model)
     layers = [scheme for stack in native.stacks for scheme in stack.layers or []]
     found.curves = [(number, line) for number, scheme in enumerate(layers, 1) for line in curve.curves(scheme, 50)]
+    for number, scheme in enumerate(layers, 1):
+        with torch.no_grad():
+            vectors = scheme.terms(torch.arange(-50, 51)).query
+        if vectors is not None:
+            found.vectors.append((number, vectors[0].float()))
 
 
 def _distance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -125,6 +131,10 @@ def _distance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None
 def _variance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     length = _limit(model, LENGTH)
     found.variances = variance.measure(model, tokens=tokens.take(SEQUENCES, length))
+    if found.facts.get("positions", "").endswith("nope") and model.config.model_type == "gpt2":
+        # The theory is of random models: how near a trained one is to it says what training has done.
+        theory = variance.predict(**variance.settings(model), length=length)
+        found.variances = variance.Variances((*found.variances.rows, *theory.rows))
 
 
 def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -140,6 +150,9 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
         return pool[at * PROBE_BATCH : (at + 1) * PROBE_BATCH]
 
     found.probes = probe.probe(probe.states_of(model, batch), steps=PROBE_STEPS, tests=PROBE_TESTS)
+    if behaviour.is_causal(model, pool[:2]):
+        twin = probe.states_of(model, batch, bidirectional=True)
+        found.twin = probe.probe(twin, seeds=1, steps=PROBE_STEPS, tests=PROBE_TESTS)
 
 
 def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -177,10 +190,12 @@ def verdict(found: Inspection) -> list[str]:
     if "positions" in found.facts:
         said.append(f"Its positions: {found.facts['positions']}.")
     gram = next((row for row in found.invariances if row.quantity == "E Eᵀ"), None)
-    if gram is not None and gram.control is not None:
+    beside = next((row for row in found.invariances if row.quantity == "E Eᵀ, i ≠ j"), None)
+    if gram is not None and gram.control is not None and beside is not None and beside.control is not None:
         said.append(
             f"The position table is {gram.r2:.2f} translation-invariant (Toeplitz R² of E Eᵀ over positions "
-            f"{gram.first}–{gram.last}; noise of the same norms scores {gram.control.mean:.2f})."
+            f"{gram.first}–{gram.last}; noise of the same norms scores {gram.control.mean:.2f}), and {beside.r2:.2f} "
+            f"without the diagonal, which is what noise scores by (there {beside.control.mean:.2f})."
         )
     exact = [row for row in found.invariances if row.exact == 1]
     if exact:

@@ -404,7 +404,7 @@ def _projections(module: nn.Module, attention: Attention) -> tuple[Tensor, Tenso
     return None
 
 
-def _stacks(model: PreTrainedModel) -> list[_Stack]:
+def stacks(model: PreTrainedModel) -> list[_Stack]:
     from locant.hf.families import family_of
     from locant.hf.mechanisms import Patches, Table
     from locant.hf.plan import find_attentions, plan_of
@@ -510,7 +510,7 @@ def of_model(
     changes nothing and a pair depends on nothing but itself, so that the logits are Toeplitz by their mathematics.
     """
     rows: list[Row] = []
-    for stack in _stacks(model):
+    for stack in stacks(model):
         before = len(rows)
         if stack.table is not None:
             rows += _table_rows(stack, first, last, samples, seed)
@@ -710,7 +710,7 @@ def _make_callback() -> type:
                 if inner is None:
                     raise TypeError(f"no model of transformers found in {type(kwargs['model']).__name__}")
                 model = inner
-            self._stacks = _stacks(model)
+            self._stacks = stacks(model)
             self._record(state.global_step)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:

@@ -246,6 +246,15 @@ def _variance(found: Inspection) -> Section:
             Series(f"layer {row.layer}", list(range(1, len(row.values) + 1)), [float(f"{x:.5g}") for x in row.values])
             for row in rows
             if row.step == step
+        ) + tuple(
+            Series(
+                f"layer {row.layer}, theory",
+                list(range(1, len(row.values) + 1)),
+                [float(f"{x:.5g}") for x in row.values],
+                dashed=True,
+            )
+            for row in found.variances.rows
+            if row.step == step and row.source == variance.CORRECTED
         )
         if series:
             figures.append(
@@ -296,6 +305,8 @@ def _probes(found: Inspection) -> Section:
         Series("constant guess", x, [r.constant for r in rows], dashed=True),
         Series("shuffled positions", x, [round(r.shuffled, 3) for r in rows], dashed=True),
     ]
+    if found.twin:
+        series.append(Series("bidirectional twin", x, [round(r.error, 3) for r in found.twin], dashed=True))
     return Section(
         "Probes",
         "How well a small network reads a token's position off its hidden state.",
