@@ -97,7 +97,7 @@ def test_curves_say_what_the_scheme_does():
 def test_check_passes_and_fails_with_an_exit_code(monkeypatch):
     good = run("check", "huang4:clip=3")
     assert good.exit_code == 0
-    assert good.output.count("✓") == 12
+    assert good.output.count("✓") == 13
 
     class Wrong(locant.Scheme):
         def parameter_count(self):
@@ -131,3 +131,37 @@ def test_mistakes_get_one_line_and_no_traceback(arguments, message):
 def test_the_command_is_installed():
     result = subprocess.run([sys.executable, "-m", "locant", "--version"], capture_output=True, text=True, check=True)
     assert result.stdout.startswith(f"locant {locant.__version__}, torch ")
+
+
+def test_doctor_says_what_is_active_and_why(monkeypatch):
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 0, done.output
+    for word in ("fused", "sdpa", "flex", "eager", "torch", "decoding", "huang4:clip=64"):
+        assert word in done.output
+    from locant.attention import build
+
+    monkeypatch.setattr("locant.attention.doctor.build", lambda: build.Built(None, "no C compiler was found"))
+    assert "no C compiler was found" in CliRunner().invoke(app, ["doctor"]).output
+
+
+def test_bench_prints_ratios_and_draws(tmp_path):
+    out = tmp_path / "speed.png"
+    command = [
+        "bench",
+        "tisa",
+        "huang4:clip=8",
+        "--lengths",
+        "32,64",
+        "--tokens",
+        "64",
+        "--heads",
+        "2",
+        "--width",
+        "32",
+    ]
+    done = CliRunner().invoke(app, [*command, "--repeats", "3", "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("forward + backward") == 4
+    assert out.exists()
+    assert len(out.with_suffix(".csv").read_text().splitlines()) == 9
+    assert CliRunner().invoke(app, ["bench", "tisa", "--lengths", "many"]).exit_code == 2

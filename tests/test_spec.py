@@ -114,13 +114,36 @@ def test_a_class_under_another_name_is_refused(monkeypatch):
 
 def test_options_that_may_be_none(monkeypatch):
     class Mine(locant.Scheme):
-        def __init__(self, *, reach: int | None = None):
+        def __init__(self, *, window: int | None = None):
             super().__init__()
-            self.reach = reach
+            self.window = window
 
     monkeypatch.setitem(locant.SCHEMES, "mine", Mine)
-    assert locant.scheme("mine:reach=5").reach == 5
-    assert locant.scheme("mine:reach=none").reach is None
+    assert locant.scheme("mine:window=5").window == 5
+    assert locant.scheme("mine:window=none").window is None
+
+
+def test_reach_is_said_by_the_class_that_defines_the_terms():
+    class Mine(locant.Scheme):
+        def __init__(self):
+            super().__init__()
+            self.reach = 5
+
+    with pytest.raises(AttributeError, match=r"Mine\.reach cannot be set.*another name"):
+        Mine()
+
+    class Steeper(locant.SCHEMES["t5"]):
+        def terms(self, r):
+            return locant.Terms(bias=super().terms(r).bias - 0.1 * r.abs())
+
+    assert locant.scheme("t5", **DIMS).reach == 128
+    assert Steeper(n_heads=4).reach is None
+    changed = locant.scheme("huang4:clip=8", **DIMS)
+    changed.clip = 4
+    assert changed.reach == 4
+    assert locant.scheme("rope+huang4:clip=8+t5", **DIMS).reach == 128
+    assert locant.scheme("tisa+huang4:clip=8", **DIMS).reach is None
+    assert locant.scheme("rope+learned:length=9", **DIMS).reach == 0
 
 
 def test_per_layer():

@@ -152,7 +152,10 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     found.probes = probe.probe(probe.states_of(model, batch), steps=PROBE_STEPS, tests=PROBE_TESTS)
     if behaviour.is_causal(model, pool[:2]):
         twin = probe.states_of(model, batch, bidirectional=True)
-        found.twin = probe.probe(twin, seeds=1, steps=PROBE_STEPS, tests=PROBE_TESTS)
+        try:
+            found.twin = probe.probe(twin, seeds=1, steps=PROBE_STEPS, tests=PROBE_TESTS)
+        except (ValueError, RuntimeError) as problem:  # OPT counts positions by a mask of two dimensions
+            found.notices.append(f"bidirectional twin: {problem}")
 
 
 def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:

@@ -560,12 +560,12 @@ static void logits(const Call *c, const Tile *t, const Operands *o, float *s, fl
       }
   } else {
     const int band = t->kind == BAND;
-    if (tables->gain)
+    /* A gain is of the content product alone: before products with vectors are added, else on the way */
+    const int early = tables->gain && band && (tables->query_panels || tables->key_panels);
+    const float *gain = early ? NULL : tables->gain;
+    if (early)
       for (I i = 0; i < n; i++)
-        for (I j = 0; j < m; j += VL) {
-          const vec g = band ? get(tables->gain + t->e + j - i) : all(tables->gain[t->e]);
-          put(s + i * LD + j, get(s + i * LD + j) * g);
-        }
+        for (I j = 0; j < m; j += VL) put(s + i * LD + j, get(s + i * LD + j) * get(tables->gain + t->e + j - i));
     if (band && tables->query_panels) add_band(n, m, d, o->raw_q, dp, tables->query_panels, t->e, s);
     if (band && tables->key_panels) {
       for (I j = 0; j < m; j++) memset(o->turned + j * LD, 0, 4 * TILE);
@@ -577,7 +577,9 @@ static void logits(const Call *c, const Tile *t, const Operands *o, float *s, fl
       const float row = !band && tables->query_rows ? o->far_q[t->end][i] : 0;
       const float *bias = tables->bias ? tables->bias + t->e : NULL;
       for (I j = 0; j < m; j += VL) {
-        vec x = get(s + i * LD + j) + row;
+        vec x = get(s + i * LD + j);
+        if (gain) x *= band ? get(gain + t->e + j - i) : all(gain[t->e]);
+        x += row;
         if (far_k) x += get(far_k + j);
         x *= scale;
         if (bias) x += band ? get(bias + j - i) : all(*bias);
