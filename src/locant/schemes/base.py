@@ -66,12 +66,13 @@ class Scheme(nn.Module):
         """
         return None
 
-    @reach.setter
-    def reach(self, value: Any) -> None:
-        raise AttributeError(
-            f"{type(self).__name__}.reach cannot be set: it is what a scheme says of its terms (see Scheme.reach). "
-            f"Define it as a property, or give an option of yours another name"
-        )
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "reach":
+            raise AttributeError(
+                f"{type(self).__name__}.reach cannot be set: it is what a scheme says of its terms (see Scheme.reach). "
+                f"Define it as a property, or give an option of yours another name"
+            )
+        super().__setattr__(name, value)
 
     def embed(self, pos: Tensor) -> Tensor | None:
         """[*pos.shape, d_model], to be added to the token embeddings by the model; None if there is nothing."""
