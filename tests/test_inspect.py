@@ -15,6 +15,7 @@ from locant.cli import app
 from locant.report import inspection as report
 from locant.report import page
 from tests import hf_models
+from tests.test_page import browser, visit  # noqa: F401 - fixtures
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,14 @@ def test_every_part_is_made(kind, tmp_path):
     path = page.write(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
     assert path.stat().st_size > 50_000
     assert len(list((tmp_path / "csv").glob("*.csv"))) >= 8
+
+
+def test_the_page_works_in_a_browser(visit, tmp_path):  # noqa: F811
+    made = report.report(inspected(locant.swap(hf_models.make("gpt2"), "huang4:clip=8")))
+    opened = visit(page.write(made, tmp_path / "page.html"))
+    opened.evaluate("window.dispatchEvent(new Event('beforeprint'))")  # draws what is still out of sight
+    assert opened.locator("svg, canvas").count() > 20
+    assert "Vectors of layer 1" in opened.content()
 
 
 def test_a_swapped_model_shows_its_curves_and_is_invariant():

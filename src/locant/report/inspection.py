@@ -323,7 +323,7 @@ def _probes(found: Inspection) -> Section:
             ),
             Heat(
                 "Error by position",
-                "The same, by the position of the token. Edges are easier to tell than the middle.",
+                "The same, by the position of the token. Where position is lost a probe guesses the middle, and errs most at the edges.",
                 "position",
                 "place",
                 places,
