@@ -124,3 +124,25 @@ def test_text_is_cut_into_sequences():
     with pytest.raises(ValueError, match="the text has 10 tokens; 3 sequences of 12 need 30"):
         text.sequences(Tokenizer(), "abcdefghij", count=3, length=12)
     assert len(text.default_text()) > 100_000
+    assert text.usable(Tokenizer())
+
+
+def test_an_empty_tokenizer_is_not_used():
+    class Empty(Tokenizer):
+        unk_token_id = 7
+
+        def __call__(self, words, **how):
+            return {"input_ids": [7] * len(words.split())}
+
+    assert not text.usable(Empty())
+
+
+def test_a_model_in_training_is_left_in_training():
+    model = hf_models.make("bert").train()
+    model.encoder.layer[0].eval()
+    before = torch.random.get_rng_state()
+    distance.by_distance(model, torch.randint(3, 60, (2, 20), generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert model.training
+    assert not model.encoder.layer[0].training
+    assert model.encoder.layer[1].training

@@ -114,6 +114,9 @@ def test_command_line(tmp_path):
     start = html.index('type="application/json"')
     json.loads(html[html.index(">", start) + 1 : html.index("</script>", start)])
     assert (tmp_path / "report-csv").is_dir()
+    empty = tmp_path / "empty.txt"
+    empty.write_text(" \n")
+    assert "is empty" in CliRunner().invoke(app, ["inspect", str(folder), "--text", str(empty)]).output
     missing = CliRunner().invoke(app, ["inspect", str(tmp_path / "nowhere")])
     assert missing.exit_code == 2
     assert torch.is_grad_enabled()

@@ -167,14 +167,17 @@ def inspect(
         for sentence in each.verdict:
             console.print(f"  • {sentence}", markup=False, highlight=False)
         for notice in each.notices:
-            console.print(f"  [yellow]not made[/] {escape(notice)}", highlight=False)
+            console.print(f"  [yellow]note[/] {escape(notice)}", highlight=False)
     console.print(f"page: {out}\ntables: {out.parent / f'{out.stem}-csv'}", markup=False, highlight=False)
 
 
 def _read(path: Path) -> str:
     from locant.analysis.text import read_text
 
-    return read_text(path)
+    words = read_text(path)
+    if not words.strip():
+        raise ValueError(f"{path} is empty")
+    return words
 
 
 def _inspect(name: str, words: str | None) -> Any:
@@ -183,14 +186,20 @@ def _inspect(name: str, words: str | None) -> Any:
     from transformers import AutoTokenizer
 
     from locant.analysis import inspection
-    from locant.analysis.text import default_text
+    from locant.analysis.text import default_text, usable
 
     loaded = locant.load(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, ImportError):
         tokenizer = None
+    if tokenizer is not None and not usable(tokenizer):
+        tokenizer = None
     embeddings: Any = loaded.get_input_embeddings()
+    if not hasattr(embeddings, "weight"):
+        raise ValueError(f"{type(loaded).__name__} does not read tokens; inspect is for models of text")
+    if words is not None and tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer to read the text with; leave out --text to use random tokens")
     tokens = inspection.Tokens(tokenizer, default_text() if words is None else words, embeddings.weight.shape[0])
     label = "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
     columns = (TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn())

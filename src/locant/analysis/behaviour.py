@@ -397,7 +397,8 @@ def is_causal(model: PreTrainedModel, ids: Tensor) -> bool:
     other[:, -1] = some[:, 0].where(some[:, 0] != some[:, -1], some[:, 1])
     if bool((other[:, -1] == some[:, -1]).any()):
         raise ValueError("the first tokens of a sequence are all the same: nothing can be said about order")
-    before, after = (_finite(_run(stack, x).last_hidden_state)[:, :-1] for x in (some, other))
+    with _ready(model), torch.no_grad():
+        before, after = (_finite(_run(stack, x).last_hidden_state)[:, :-1] for x in (some, other))
     return bool((before - after).abs().max() <= 1e-6 * before.abs().max())
 
 

@@ -62,6 +62,8 @@ def by_distance(model: PreTrainedModel, ids: Tensor) -> list[Layer]:
     """One `Layer` for each self-attention of a model, over sequences ids [B, L] without padding."""
     if ids.ndim != 2 or ids.shape[0] < 2 or ids.shape[1] < 4:
         raise ValueError(f"needs at least 2 sequences of 4 tokens, got ids of shape {list(ids.shape)}")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder")
     sums: dict[str, _Sums] = {}
     names = {module: name for name, module in model.base_model.named_modules()}
 
@@ -83,17 +85,19 @@ def _listening(model: PreTrainedModel, record: Any) -> Iterator[None]:
     from locant.hf.plan import plan_of
     from locant.hf.swapping import swap
 
-    was_training, borrowed = model.training, plan_of(model) is None
-    if borrowed:
-        swap(model, "nope", keep_native=True)
-    model.eval()
-    try:
-        with interface.listening(record):
-            yield
-    finally:
-        model.train(was_training)
+    training, borrowed = [(module, module.training) for module in model.modules()], plan_of(model) is None
+    with torch.random.fork_rng(devices=[]):  # a look during training must not change the training
         if borrowed:
-            swap(model, "native")
+            swap(model, "nope", keep_native=True)
+        model.eval()
+        try:
+            with interface.listening(record):
+                yield
+        finally:
+            if borrowed:
+                swap(model, "native")
+            for module, was in training:
+                module.training = was
 
 
 class _Sums:

@@ -71,7 +71,7 @@ def inspect(model: PreTrainedModel, tokens: Tokens, name: str) -> Iterator[tuple
     model.eval()
     try:
         found.facts["positions"] = str(locant.native(model))
-    except (NotImplementedError, ValueError, RuntimeError) as problem:
+    except (NotImplementedError, ValueError, RuntimeError, IndexError) as problem:
         found.notices.append(f"positions: {problem}")
     for stage, run in STAGES.items():
         yield stage, found
@@ -100,7 +100,7 @@ def _facts(model: PreTrainedModel, tokens: Tokens) -> dict[str, str]:
 
 def _limit(model: PreTrainedModel, length: int) -> int:
     """A length that the model takes."""
-    return min(length, behaviour.limits(model)[0] or length)
+    return min([length, *(limit for limit in behaviour.limits(model) if limit is not None)])
 
 
 def _invariance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -133,8 +133,11 @@ def _variance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None
     found.variances = variance.measure(model, tokens=tokens.take(SEQUENCES, length))
     if found.facts.get("positions", "").endswith("nope") and model.config.model_type == "gpt2":
         # The theory is of random models: how near a trained one is to it says what training has done.
-        theory = variance.predict(**variance.settings(model), length=length)
-        found.variances = variance.Variances((*found.variances.rows, *theory.rows))
+        try:
+            theory = variance.predict(**variance.settings(model), length=length)
+            found.variances = variance.Variances((*found.variances.rows, *theory.rows))
+        except ValueError as problem:
+            found.notices.append(f"theory beside the measured variance: {problem}")
 
 
 def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -143,7 +146,7 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
         pool = tokens.take(needed, length)
     except ValueError:  # the text is too short for a stream of fresh sequences
         pool = text.random_tokens(tokens.vocabulary, count=needed, length=length)
-        found.notices.append("probes: the text is too short for a stream of fresh sequences; they saw random tokens")
+        found.notices.append("probes saw random tokens: the text is too short for a stream of fresh sequences")
 
     def batch(number: int) -> Tensor:
         at = number if number >= 0 else PROBE_STEPS - number  # tests after what is trained on
@@ -161,18 +164,19 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
 def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     length = _limit(model, LENGTH)
     ids = tokens.take(8, length)
+    longest = min(max(LENGTHS), behaviour.limits(model)[0] or max(LENGTHS))  # past the trained length, where it can
     parts: dict[str, Callable[[], Any]] = {
         "shifts": lambda: behaviour.shift(model, ids[:, : max(8, length // 2)]),
         "shuffle": lambda: behaviour.shuffle(model, ids),
         "shares": lambda: behaviour.share(model, tokens.take(SEQUENCES, length)),
         "lengths": lambda: behaviour.length(
-            model, tokens.take(4, _limit(model, max(LENGTHS))), [n for n in LENGTHS if n <= _limit(model, max(LENGTHS))]
+            model, tokens.take(4, longest), [n for n in LENGTHS if n <= longest] or [longest]
         ),
     }
     for name, run in parts.items():
         try:
             setattr(found, name, run())
-        except (NotImplementedError, ValueError, RuntimeError) as problem:  # noqa: PERF203 - four times, not a million
+        except (NotImplementedError, ValueError, RuntimeError, IndexError) as problem:  # noqa: PERF203 - four times
             found.notices.append(f"{name}: {problem}")
 
 
@@ -205,8 +209,11 @@ def verdict(found: Inspection) -> list[str]:
         said.append("Its scheme is translation-invariant by construction.")
     if found.structure is not None:
         s = found.structure
+        few = (
+            "The table lives in few dimensions" if s.dimensions[90] < s.width / 4 else "The table fills its dimensions"
+        )
         said.append(
-            f"The table lives in few dimensions: {s.dimensions[90]} of {s.width} hold 90 % of its variance, with "
+            f"{few}: {s.dimensions[90]} of {s.width} hold 90 % of its variance, with "
             f"{len(s.pairs)} sine/cosine {'pair' if len(s.pairs) == 1 else 'pairs'} among the leading components."
         )
     if found.layers:

@@ -106,6 +106,8 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
     from locant.hf.families import family_of
     from locant.hf.plan import find_attentions, plan_of
 
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder")
     plan = plan_of(model)
     found = (
         [attention.name for attentions in find_attentions(model, family_of(model)).values() for attention in attentions]
@@ -127,12 +129,16 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
         mask = None
         if bidirectional:
             mask = torch.ones(tokens.shape[0], 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
+        training = [(module, module.training) for module in model.modules()]
+        model.eval()
         try:
             with torch.no_grad():
                 out = model(input_ids=tokens, attention_mask=mask, output_hidden_states=True)
         finally:
             for hook in hooks:
                 hook.remove()
+            for module, was in training:
+                module.training = was
         layers = out.hidden_states if getattr(out, "hidden_states", None) is not None else out.encoder_hidden_states
         states = {"embeddings": layers[0]}
         for number, layer in enumerate(layers[1:], 1):

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SAMPLE = "The position of a word in a sentence says something about what the word is there for."
+
 
 def default_text() -> str:
     """English prose that is on every machine with Python: the language reference behind help()."""
@@ -28,11 +30,20 @@ def sequences(tokenizer: Any, text: str, *, count: int, length: int) -> Tensor:
     # No more text than is needed is tokenised: a word has rarely more than 12 letters.
     ids = tokenizer(text[: 12 * needed + 1000], add_special_tokens=False, verbose=False)["input_ids"]
     if len(ids) < needed:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if len(ids) < needed:
         raise ValueError(
             f"the text has {len(ids)} tokens; {count} sequences of {length} need {needed}. "
             f"Give a longer text, or ask for fewer or shorter sequences"
         )
     return torch.tensor([before + ids[start : start + piece] + after for start in range(0, needed, piece)])
+
+
+def usable(tokenizer: Any) -> bool:
+    """Whether a tokenizer knows words: where its files are missing transformers makes an empty one, quietly."""
+    ids = tokenizer(SAMPLE, add_special_tokens=False, verbose=False)["input_ids"]
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    return len(ids) >= 8 and sum(i == unknown for i in ids) < len(ids) / 2
 
 
 def _special(tokenizer: Any) -> tuple[list[int], list[int]]:

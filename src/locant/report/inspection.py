@@ -231,9 +231,22 @@ def _curves(found: Inspection) -> Section:
         "What the scheme adds to, or does with, the logit at each offset, per layer and head. Smooth curves that single out "
         "near offsets are what trained schemes look like; flat ones have not been used."
     )
-    return Section(
-        "The scheme itself", "The learned curves, read off the parameters.", (Small("Curves", note, tuple(panels), 3),)
-    )
+    figures: list[Figure] = [Small("Curves", note, tuple(panels), 3)]
+    figures += [
+        Heat(
+            f"Vectors of layer {layer}",
+            "The table that queries meet, a row for each offset from −50 to 50 (first head). Offsets that matter have vectors "
+            "of their own near 0; far rows that look alike could as well be clipped.",
+            "coordinate",
+            "offset",
+            list(range(-50, 51)),
+            list(range(vectors.shape[1])),
+            _matrix(vectors),
+            diverging=True,
+        )
+        for layer, vectors in found.vectors[:1]
+    ]
+    return Section("The scheme itself", "The learned curves, read off the parameters.", tuple(figures))
 
 
 def _variance(found: Inspection) -> Section:

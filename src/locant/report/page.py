@@ -188,7 +188,7 @@ def _head(report: Report) -> str:
             f'<header><h1>{escape(report.title)}</h1><p class="subtitle">{escape(report.subtitle)}</p>',
             f'<ul class="verdict">{verdict}</ul>' if verdict else "",
             f'<dl class="facts">{facts}</dl>' if facts else "",
-            f'<aside class="notices"><h2>Not in this report</h2><ul>{notices}</ul></aside>' if notices else "",
+            f'<aside class="notices"><h2>Notes</h2><ul>{notices}</ul></aside>' if notices else "",
             "<noscript><p>The figures are drawn by a script in this file, which is switched off here.</p></noscript>",
             "</header>",
         ]
