@@ -63,16 +63,18 @@ def memory(spec: str | None, length: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("specs", nargs="*", default=SPECS)
+    parser.add_argument("--lengths", nargs="+", type=int, default=[512, 2048])
+    parser.add_argument("--dropouts", nargs="+", type=float, default=[0.0, 0.1])
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
     torch.set_num_threads(2)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, locant {locant.__version__}, "
           f"{torch.get_num_threads()} threads")  # fmt: skip
     rows = []
-    for length in (512, 2048):
+    for length in options.lengths:
         ids = tokens(length)
         base = memory(None, length)
-        for dropout in (0.0, 0.1):
+        for dropout in options.dropouts:
             plain = model(None, length, dropout)
             models = {spec: model(spec, length, dropout) for spec in options.specs}
             everything = {"plain": plain, **models}
