@@ -92,8 +92,6 @@ def test_equal_to_eager(spec, kind):
         how = {"mask": torch.zeros(b, length, dtype=torch.bool)}
     if kind not in ("plain", "causal"):
         how = {**how, "q_pos": pos, "k_pos": pos}
-    if spec == "learned:length=64":
-        length = 64
     check(build_scheme(spec, 4, 8), tensors(b, 4, 2, 150, 150, 8), **how)
 
 
@@ -267,15 +265,12 @@ def test_transforms_go_to_a_back_end_that_has_them():
         torch.func.jvp(lambda x: locant.attend(x, k, v, scheme, impl="fused"), (q,), (v,))
 
 
-def test_the_output_may_be_changed_in_place():
+def test_an_output_changed_in_place_is_noticed():
+    """The backward pass starts from it."""
     q, k, v = (x.requires_grad_() for x in tensors(1, 2, 2, 40, 40, 8))
     out = locant.attend(q, k, v, build_scheme("tisa", 2, 8), impl="fused")
-    expected = torch.autograd.grad(3 * out.sum(), v, retain_graph=True)[0]
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # it is needed for the gradient
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.mul_(3).sum().backward()
-    out = locant.attend(q, k, v, build_scheme("tisa", 2, 8), impl="fused") * 1
-    out.mul_(3)
-    assert expected.isfinite().all()
 
 
 def test_the_same_every_time():
@@ -494,7 +489,7 @@ def test_builds_anew_where_nothing_is_kept_and_mends_a_broken_library(tmp_path):
         Path(first[0]).write_bytes(broken)
         mended = run_python(code, LOCANT_CACHE=str(tmp_path)).stdout.split()
         assert mended[2] == "True"
-        assert Path(first[0]).read_bytes() == whole or len(Path(first[0]).read_bytes()) > len(whole) // 2
+        assert len(Path(first[0]).read_bytes()) == len(whole)
 
 
 def test_a_cache_folder_that_cannot_be_written(tmp_path):

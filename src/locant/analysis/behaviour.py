@@ -365,14 +365,10 @@ def _fits(model: PreTrainedModel, length: int) -> None:
 
 @contextmanager
 def _ready(model: PreTrainedModel) -> Iterator[None]:
-    """Eval mode, which is put back after."""
-    training = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
+    from locant.hf.plan import evaluating
+
+    with evaluating(model):
         yield
-    finally:
-        for part, flag in training.items():
-            part.training = flag
 
 
 def _run(module: nn.Module, ids: Tensor, **given: Any) -> Any:

@@ -82,22 +82,19 @@ def by_distance(model: PreTrainedModel, ids: Tensor) -> list[Layer]:
 @contextmanager
 def _listening(model: PreTrainedModel, record: Any) -> Iterator[None]:
     from locant.hf import interface
-    from locant.hf.plan import plan_of
+    from locant.hf.plan import evaluating, plan_of
     from locant.hf.swapping import swap
 
-    training, borrowed = [(module, module.training) for module in model.modules()], plan_of(model) is None
-    with torch.random.fork_rng(devices=[]):  # a look during training must not change the training
+    borrowed = plan_of(model) is None
+    with torch.random.fork_rng(devices=[]), evaluating(model):  # a look during training must not change the training
         if borrowed:
             swap(model, "nope", keep_native=True)
-        model.eval()
         try:
             with interface.listening(record):
                 yield
         finally:
             if borrowed:
                 swap(model, "native")
-            for module, was in training:
-                module.training = was
 
 
 class _Sums:

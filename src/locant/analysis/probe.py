@@ -104,7 +104,7 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
     `bidirectional` runs a causal model with a mask that hides nothing: the twin that cannot count what it sees.
     """
     from locant.hf.families import family_of
-    from locant.hf.plan import find_attentions, plan_of
+    from locant.hf.plan import evaluating, find_attentions, plan_of
 
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder")
@@ -129,16 +129,12 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
         mask = None
         if bidirectional:
             mask = torch.ones(tokens.shape[0], 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
-        training = [(module, module.training) for module in model.modules()]
-        model.eval()
         try:
-            with torch.no_grad():
+            with evaluating(model), torch.no_grad():
                 out = model(input_ids=tokens, attention_mask=mask, output_hidden_states=True)
         finally:
             for hook in hooks:
                 hook.remove()
-            for module, was in training:
-                module.training = was
         layers = out.hidden_states if getattr(out, "hidden_states", None) is not None else out.encoder_hidden_states
         states = {"embeddings": layers[0]}
         for number, layer in enumerate(layers[1:], 1):

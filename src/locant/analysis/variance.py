@@ -374,13 +374,13 @@ def measure(
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise ValueError(f"the weights of the model are not finite: {name}")
-    from locant.hf.plan import _evaluating
+    from locant.hf.plan import evaluating
 
     watch = _Watch(model)
     base: Any = model.base_model
     heads = getattr(model.config, "num_attention_heads", 12)
     batch = min(64, max(1, 2**24 // (heads * ids.shape[1] ** 2)))
-    with _evaluating(base), watch.attached():
+    with evaluating(base), watch.attached():
         base(input_ids=ids[:2, :8])
         watch.learnt = True
         for part in ids.split(batch):

@@ -281,7 +281,7 @@ def _layers(stack: nn.Module) -> int | None:
 @torch.no_grad()
 def run_probe(base: nn.Module) -> Tensor:
     """The last hidden states for a few tokens (or one small image), in eval mode, which is put back after."""
-    with _evaluating(base):
+    with evaluating(base):
         device = next(base.parameters()).device
         if getattr(base, "main_input_name", "input_ids") == "pixel_values":
             config: Any = base.config
@@ -300,7 +300,8 @@ def run_probe(base: nn.Module) -> Tensor:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Eval mode; after it every part is in the mode it was in."""
     training = {part: part.training for part in module.modules()}
     module.eval()
     try:
