@@ -1,0 +1,1 @@
+"""Experiments: what is trained, on what, how runs are kept, and what they show."""

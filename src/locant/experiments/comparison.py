@@ -1,0 +1,185 @@
+"""A comparison: every scheme with every seed, in one folder, from one command that can be given again and again.
+
+comparison.json    what is compared; the folder takes no other
+data/              the tokens and the tokenizer, made once for all runs
+runs/NAME/         one folder per run, see folder.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from locant.experiments import arms, folder
+from locant.experiments import preset as presets
+from locant.experiments.run import Run, Work, quiet, setting
+from locant.experiments.tasks import task as find_task
+from locant.experiments.tasks.task import Setting
+
+TIMED_STEPS = 8
+"""Steps that are timed where the budget is in minutes."""
+FILE, DATA, RUNS = "comparison.json", "data", "runs"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    work: Work
+    schemes: tuple[str, ...]  # the first one is the baseline
+    seeds: int
+    about: str  # what the data is, in words
+
+    def runs(self) -> list[Run]:
+        """Seed by seed: a comparison that is stopped early has whole seeds to compare."""
+        return [Run(self.work, scheme, seed) for seed, scheme in itertools.product(range(self.seeds), self.schemes)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"work": self.work.to_dict(), "schemes": list(self.schemes), "seeds": self.seeds, "about": self.about}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Comparison:
+        return cls(Work.from_dict(data["work"]), tuple(data["schemes"]), data["seeds"], data["about"])
+
+
+def open_folder(out: Path) -> Comparison:
+    """The comparison that a folder holds."""
+    if not (out / FILE).exists():
+        raise ValueError(f"{out} holds no comparison: there is no {FILE}")
+    return Comparison.from_dict(folder.read_json(out / FILE))
+
+
+def where(out: Path, run: Run) -> Path:
+    return out / RUNS / run.name
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Training of each run: so many steps, or as many as fit into so many seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(steps?|h|hours?|m|min|minutes?|s|sec|seconds?)\s*", text)
+        if match is None or float(match[1]) <= 0:
+            raise ValueError(f"--budget must look like 10min, 90s, 2h or 2000steps; got {text!r}")
+        amount, unit = float(match[1]), match[2][0] if not match[2].startswith("step") else "steps"
+        if unit == "steps":
+            if not amount.is_integer():
+                raise ValueError(f"--budget must be a whole number of steps; got {text!r}")
+            return cls(steps=int(amount))
+        return cls(seconds=amount * {"h": 3600, "m": 60, "s": 1}[unit])
+
+
+def begin(
+    out: Path, *, task: str, schemes: list[str], data: str | None, model: str | None, seeds: int, budget: Budget | None,
+    preset: str, calibrate: Callable[[Work, str, Path], float], say: Callable[[str], None] = print,
+) -> Comparison:  # fmt: skip
+    """Checks what was asked for, prepares the data, and writes down what is compared; or finds it as it was before."""
+    wanted = find_task(task)
+    sizes = presets.preset(preset, wanted.presets)
+    if model is not None and model not in arms.SHAPES and Path(model).exists():
+        model = str(Path(model).resolve())
+    if data is not None and Path(data).exists():
+        data = str(Path(data).resolve())
+    steps = budget.steps if budget is not None and budget.steps is not None else sizes.steps
+    quiet()
+    work = Work(wanted.name, model or wanted.shape, data, sizes, steps)
+    if seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {seeds}")
+    _usable(out)
+    with folder.held(out, wait=True):
+        if (out / FILE).exists():
+            return _again(
+                out, Comparison(work, tuple(schemes), seeds, ""), timed=budget is not None and not budget.steps
+            )
+        say("preparing the data")
+        timed = budget is not None and budget.seconds is not None
+        about = _prepare(out / DATA, work, TIMED_STEPS if timed else work.steps)
+        here = setting(work, out / DATA)
+        for spec in schemes:
+            arms.check(wanted, here, work.model, spec)
+        if budget is not None and budget.seconds is not None:
+            say("timing a step")
+            work = replace(work, steps=max(1, round(budget.seconds / calibrate(work, schemes[0], out / DATA))))
+            about = wanted.prepare(work.data, here, work.steps * work.preset.batch)
+        comparison = Comparison(work, tuple(schemes), seeds, about)
+        names = [run.name for run in comparison.runs()]
+        if len(set(names)) < len(names):
+            raise ValueError("two of the schemes have the same name in the file system; name fewer options of one")
+        folder.write_json(out / FILE, comparison.to_dict())
+    return comparison
+
+
+def _usable(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; name a folder with -o")
+    if out.is_dir() and not (out / FILE).exists():
+        others = [path.name for path in out.iterdir() if path.name not in (DATA, ".lock")]
+        if others:
+            raise ValueError(f"{out} holds something else ({', '.join(sorted(others)[:3])}); name a new folder with -o")
+
+
+def _again(out: Path, wanted: Comparison, *, timed: bool) -> Comparison:
+    """The comparison that is there already, if it is this one; more seeds and more schemes may be asked for."""
+    there = open_folder(out)
+    new = replace(wanted.work, steps=there.work.steps) if timed else wanted.work  # minutes were made steps before
+    differing = [
+        f"{key}: {before!r} there, {after!r} now"
+        for (key, before), after in zip(there.work.to_dict().items(), new.to_dict().values(), strict=True)
+        if before != after
+    ]
+    if differing:
+        raise ValueError(f"{out} holds another comparison ({'; '.join(differing)}); name a new folder with -o")
+    if wanted.schemes[0] != there.schemes[0]:
+        raise ValueError(
+            f"{out} compares with {there.schemes[0]}, not with {wanted.schemes[0]}: the first scheme is the baseline"
+        )
+    task, here = find_task(new.task), setting(new, out / DATA)
+    added = [scheme for scheme in wanted.schemes if scheme not in there.schemes]
+    for spec in added:
+        arms.check(task, here, new.model, spec)
+    grown = replace(there, schemes=(*there.schemes, *added), seeds=max(there.seeds, wanted.seeds))
+    if grown != there:
+        folder.write_json(out / FILE, grown.to_dict())
+    return grown
+
+
+def _prepare(data: Path, work: Work, steps: int) -> str:
+    """Tokenizer and tokens for so many steps; anew if a former attempt was stopped in the middle."""
+    import shutil
+
+    from transformers import AutoTokenizer
+
+    task = find_task(work.task)
+    shutil.rmtree(data, ignore_errors=True)
+    if work.model in arms.SHAPES:
+        tokenizer = task.tokenizer(work.data, work.preset)
+    else:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(work.model)
+        except Exception as problem:  # transformers has one for each way of not being there
+            shapes = ", ".join(arms.SHAPES)
+            raise ValueError(
+                f"--model {work.model}: no such shape ({shapes}), and no model with a tokenizer there: {problem}"
+            ) from None
+    data.mkdir(parents=True)
+    about = task.prepare(work.data, Setting(work.preset, tokenizer, data), steps * work.preset.batch)
+    tokenizer.save_pretrained(data)
+    return about
+
+
+def pending(out: Path, comparison: Comparison) -> Iterator[Run]:
+    """Runs that are to be done: those that diverged would do so again, other failures get another chance."""
+    for run in comparison.runs():
+        here = where(out, run)
+        state = folder.state(here)
+        if state == "failed" and not folder.read_json(here / folder.FAILED)["final"]:
+            (here / folder.FAILED).unlink()
+            state = "begun"
+        if state not in ("done", "failed"):
+            yield run

@@ -1,0 +1,104 @@
+"""Folders that survive: what is written is there whole or not at all, and one process at a time writes.
+
+run.json            what the run is: task, model, preset, scheme, seed; versions, host, when it began
+metrics.jsonl       one line per log step, test and cost
+model.safetensors   the trained model, which `locant.load` opens
+checkpoint-N/       where a killed run goes on; gone when it is done
+log.txt             what libraries had to say
+DONE or FAILED      how it ended
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+METRICS, DONE, FAILED, WHOLE = "metrics.jsonl", "DONE", "FAILED", "WHOLE"
+
+
+def write(path: Path, content: str) -> None:
+    """Replaces a file in one move: a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    write(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as problem:
+        raise ValueError(f"{path} is damaged ({problem}); delete its folder to run it anew") from None
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that another process may be writing to: a torn last one is left out."""
+    if not path.exists():
+        return []
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def rewind(path: Path, step: int) -> None:
+    """Takes out what was written after a step, tests and costs included."""
+    kept = [line for line in lines(path) if line["kind"] == "step" and line["step"] <= step]
+    write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The latest checkpoint that was written to its end; others are deleted."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for torn in [path for path in found if not (path / WHOLE).exists()]:
+        shutil.rmtree(torn)
+    whole = [path for path in found if path.exists()]
+    return whole[-1] if whole else None
+
+
+def state(folder: Path) -> str:
+    """done, failed, begun or new"""
+    if (folder / DONE).exists():
+        return "done"
+    if (folder / FAILED).exists():
+        return "failed"
+    return "begun" if (folder / METRICS).exists() else "new"
+
+
+class Busy(Exception):
+    """Another process has this folder."""
+
+
+@contextmanager
+def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Keeps a folder to this process. The lock is the system's own: it goes with the process, even when killed."""
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        raise Busy(f"another process works in {folder}") from None
+    try:
+        yield
+    finally:
+        lock.release()

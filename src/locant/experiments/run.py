@@ -1,0 +1,289 @@
+"""One run: one scheme, one seed. It says what it is, and does it, from wherever it was stopped.
+
+Training is the Trainer of transformers. What is added: examples in a fixed order that depends on the seed alone,
+checkpoints that are whole or do not count, a learning rate of its own for the scheme, and a file of metrics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+import platform
+import re
+import resource
+import shutil
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from locant.experiments import folder as files
+from locant.experiments.arms import build
+from locant.experiments.preset import Preset
+from locant.experiments.tasks import task as find_task
+from locant.experiments.tasks.task import Setting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LOGS, CHECKPOINTS = 100, 10
+"""How often a run logs, and how often it can be taken up again."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all runs of a comparison share."""
+
+    task: str
+    model: str  # a shape, or a trained model
+    data: str | None
+    preset: Preset
+    steps: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Work:
+        return cls(**{**data, "preset": Preset(**data["preset"])})
+
+
+@dataclass(frozen=True)
+class Run:
+    work: Work
+    scheme: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """A file name: `tisa-kernels=5.s0`."""
+        return f"{re.sub(r'[^A-Za-z0-9=+,._]', '-', self.scheme)}.s{self.seed}"
+
+
+class Diverged(RuntimeError):
+    """The loss is no number any more."""
+
+
+def setting(work: Work, data: Path) -> Setting:
+    """What a task needs, from the folder that was prepared for all runs."""
+    from transformers import AutoTokenizer
+
+    return Setting(work.preset, AutoTokenizer.from_pretrained(data), data)
+
+
+def quiet() -> None:
+    """Libraries keep their bars and advice to themselves: what matters is in the metrics."""
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+
+
+def describe(run: Run) -> dict[str, Any]:
+    import transformers
+
+    import locant
+
+    versions = {"locant": locant.__version__, "torch": torch.__version__, "transformers": transformers.__version__,
+                "python": platform.python_version()}  # fmt: skip
+    return {
+        "scheme": run.scheme,
+        "seed": run.seed,
+        **run.work.to_dict(),
+        "versions": versions,
+        "host": platform.node(),
+        "threads": torch.get_num_threads(),
+        "processes": int(os.environ.get("WORLD_SIZE", 1)),
+        "began": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def execute(run: Run, folder: Path, data: Path) -> None:
+    """Trains, tests and keeps one run; where it was stopped before, it goes on. Every process of a run calls this."""
+    began = time.perf_counter()
+    main = int(os.environ.get("RANK", 0)) == 0
+    torch.set_num_threads(run.work.preset.threads)
+    quiet()
+    task, here = find_task(run.work.task), setting(run.work, data)
+    model = build(task, here, run.work.model, run.scheme, run.seed)
+    last = files.last_checkpoint(folder)
+    if main:
+        if not (folder / "run.json").exists():
+            files.write_json(folder / "run.json", describe(run))
+        files.rewind(folder / files.METRICS, _step(last))
+    trainer = _trainer(run, model, here, folder)
+    ready = time.perf_counter()
+    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    trained = time.perf_counter()
+    if not main:
+        return
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model.save_pretrained(folder)
+    here.tokenizer.save_pretrained(folder)
+    model.eval()
+    scheme = sum(p.numel() for name, p in model.named_parameters() if ".locant" in name or "locant." in name)
+    for found in task.evaluate(model, here):
+        files.append(folder / files.METRICS, {"kind": "test", **dataclasses.asdict(found)})
+    files.append(
+        folder / files.METRICS,
+        {
+            "kind": "cost",
+            "seconds_per_step": _seconds_per_step(folder),
+            "seconds": {"before": ready - began, "training": trained - ready, "test": time.perf_counter() - trained},
+            "memory_mb": _peak_memory(),
+            "parameters": model.num_parameters(),
+            "scheme_parameters": scheme,
+        },
+    )
+    files.write(folder / files.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def _step(checkpoint: Path | None) -> int:
+    return 0 if checkpoint is None else int(checkpoint.name.rpartition("-")[2])
+
+
+def _seconds_per_step(folder: Path) -> float:
+    """The middle one of the times between two log steps: the first steps, and pauses, do not count."""
+    rows = [line for line in files.lines(folder / files.METRICS) if line["kind"] == "step" and "loss" in line]
+    steps = [
+        (after["seconds"] - before["seconds"]) / (after["step"] - before["step"])
+        for before, after in itertools.pairwise(rows)
+        if after["seconds"] > before["seconds"]  # not where a run was taken up again
+    ]
+    return sorted(steps)[len(steps) // 2] if steps else math.nan
+
+
+def _peak_memory() -> float:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    unit = 2**20 if platform.system() == "Darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def _trainer(run: Run, model: PreTrainedModel, here: Setting, folder: Path) -> Any:
+    import transformers
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from locant.analysis.invariance import stacks
+
+    work, preset, task = run.work, run.work.preset, find_task(run.work.task)
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    if preset.batch % processes:
+        raise ValueError(f"a batch of {preset.batch} does not go evenly into {processes} processes")
+    log = max(1, work.steps // LOGS)
+    every = -(-work.steps // CHECKPOINTS // log) * log  # a whole number of log steps, so that no log is torn apart
+    start = time.perf_counter()
+
+    class Recorder(TrainerCallback):
+        """Writes metrics.jsonl, and stops a run that has no loss any more."""
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            if not state.is_world_process_zero or logs is None or "loss" not in logs:
+                return
+            row = {key: logs[key] for key in logs if key in ("loss", "grad_norm", "learning_rate") or "/" in key}
+            seconds = time.perf_counter() - start
+            files.append(folder / files.METRICS, {"kind": "step", "step": state.global_step, "seconds": seconds, **row})
+            if not math.isfinite(float(logs["loss"])):
+                raise Diverged(f"the loss was {logs['loss']} at step {state.global_step}")
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.is_world_process_zero:
+                (folder / f"checkpoint-{state.global_step}" / files.WHOLE).touch()
+
+    class InOrder(Trainer):
+        """The scheme's parameters learn at a rate of their own, and nothing pulls them towards zero."""
+
+        def create_optimizer(self, model: Any = None) -> Any:
+            if self.optimizer is None:
+                whole: Any = self.model if model is None else model
+                named = [(name, p) for name, p in whole.named_parameters() if p.requires_grad]
+                decayed = set(self.get_decay_parameter_names(whole))
+                scheme = {name for name, _ in named if "locant." in name}
+                groups = [
+                    {"params": [p for n, p in named if n in decayed - scheme], "weight_decay": preset.decay},
+                    {"params": [p for n, p in named if n not in decayed | scheme], "weight_decay": 0.0},
+                    {"params": [p for n, p in named if n in scheme], "weight_decay": 0.0,
+                     "lr": preset.scheme_rate or preset.rate},
+                ]  # fmt: skip
+                cls, options = self.get_optimizer_cls_and_kwargs(self.args, whole)
+                self.optimizer = cls([group for group in groups if group["params"]], **options)
+            return self.optimizer
+
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=work.steps,
+        per_device_train_batch_size=preset.batch // processes,
+        learning_rate=preset.rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=-(-work.steps // 10),
+        weight_decay=preset.decay,
+        max_grad_norm=1.0,
+        train_sampling_strategy="sequential",  # the order is that of the examples
+        seed=run.seed,
+        logging_steps=log,
+        logging_nan_inf_filter=False,
+        save_steps=every,
+        save_total_limit=2,
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+    )
+    callbacks: list[Any] = [Recorder()]
+    if _has_table(stacks, model):
+        from locant.analysis.invariance import InvarianceCallback
+
+        callbacks.insert(0, InvarianceCallback(last=preset.length - 1))
+    trainer = InOrder(
+        model=model,
+        args=arguments,
+        train_dataset=task.examples(here, run.seed, work.steps * preset.batch),
+        data_collator=lambda examples: task.collate(here, examples),
+        callbacks=callbacks,
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def _has_table(stacks: Any, model: PreTrainedModel) -> bool:
+    """Whether there is a table of positions whose translation invariance can be followed."""
+    try:
+        return any(stack.table is not None for stack in stacks(model))
+    except (ValueError, NotImplementedError, RuntimeError):
+        return False
+
+
+def seconds_of_a_step(work: Work, scheme: str, data: Path, count: int) -> float:
+    """The time of a training step here, for a budget in minutes: the middle one of a few."""
+    torch.set_num_threads(work.preset.threads)
+    quiet()
+    task, here = find_task(work.task), setting(work, data)
+    model = build(task, here, work.model, scheme, 0)
+    if torch.cuda.is_available():
+        model.cuda()  # type: ignore[call-arg]
+    examples = task.examples(here, 0, work.preset.batch * count)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    model.train()
+    times = []
+    for number in range(count):
+        start = time.perf_counter()
+        rows = [examples[number * work.preset.batch + at] for at in range(work.preset.batch)]
+        batch = {name: value.to(model.device) for name, value in task.collate(here, rows).items()}
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()  # waits for a GPU
+        times.append(time.perf_counter() - start)
+    return sorted(times[2:])[len(times[2:]) // 2]

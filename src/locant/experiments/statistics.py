@@ -1,0 +1,55 @@
+"""What seeds can show: means with intervals, and differences to a baseline, paired by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its interval: Student's t over seeds. With one seed there is no interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A scheme minus the baseline over the seeds both have, and what may be said of it."""
+
+    estimate: Estimate
+    verdict: str  # better, worse, no difference shown, one seed, or baseline
+
+
+def estimate(values: list[float]) -> Estimate:
+    if not values:
+        return Estimate(math.nan, None, None, 0)
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return Estimate(mean, None, None, 1)
+    from scipy import stats
+
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
+    return Estimate(mean, mean - half, mean + half, len(values))
+
+
+def difference(scheme: Mapping[int, float], baseline: Mapping[int, float], *, higher_is_better: bool) -> Difference:
+    """Scores by seed. The same seed has the same data and the same weights in both: pairs differ less than runs do."""
+    shared = sorted(scheme.keys() & baseline.keys())
+    found = estimate([scheme[seed] - baseline[seed] for seed in shared])
+    if not shared:
+        return Difference(found, "no seed in common")
+    if found.low is None or found.high is None:
+        return Difference(found, "one seed")
+    if found.low == found.high and found.mean:  # scores that come in steps can agree by chance
+        return Difference(found, "no spread between seeds")
+    if found.low <= 0 <= found.high:
+        return Difference(found, "no difference shown")
+    return Difference(found, "better" if (found.mean > 0) == higher_is_better else "worse")

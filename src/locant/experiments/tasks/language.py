@@ -1,0 +1,242 @@
+"""Language modelling from a text, causal (clm) and masked (mlm): trained at one length, tested at longer ones.
+
+The same test tokens are cut into windows of each length, so that what changes from length to length is only what a
+token can look back on. A scheme that carries over has a lower loss in longer windows; one that does not, a higher one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from locant.experiments import source
+from locant.experiments.preset import SCRATCH, Preset
+from locant.experiments.tasks.task import Evaluation, Setting, Task, order, too_long
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TOKENIZER_TEXT = 2_000_000
+"""Letters a tokenizer is trained on: more make it little better and much slower."""
+TOKENS_AT_ONCE = 8192
+"""Tokens of a test batch."""
+PIECE = 20_000
+"""Letters that are tokenised at a time."""
+BINS = 8
+"""Parts into which the length it was trained at is cut for the loss by position."""
+
+
+class Windows(Dataset[dict[str, Tensor]]):
+    """Windows of a stream of tokens, in a given order."""
+
+    def __init__(self, tokens: Any, length: int, starts: Tensor) -> None:
+        self.tokens, self.length, self.starts = tokens, length, starts
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        start = int(self.starts[number])
+        return {"input_ids": torch.as_tensor(self.tokens[start : start + self.length]["token"], dtype=torch.long)}
+
+
+class _Language(Task):
+    metric = "loss"
+    higher_is_better = False
+    presets = SCRATCH
+
+    def tokenizer(self, data: str | None, preset: Preset) -> PreTrainedTokenizerBase:
+        """Byte-level BPE, trained on the text itself."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+        from transformers import PreTrainedTokenizerFast
+
+        text = source.text(data).train
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        special = {"eos_token": "<end>", "mask_token": "<mask>", "pad_token": "<pad>"}
+        trainer = trainers.BpeTrainer(
+            vocab_size=preset.vocabulary,
+            special_tokens=list(special.values()),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        # Pieces from all over the text, so that the vocabulary is that of the whole.
+        pieces = [text[at : at + 2000] for at in range(0, len(text), 2000)]
+        step = max(1, len(text) // TOKENIZER_TEXT)
+        tokenizer.train_from_iterator(pieces[::step], trainer)
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+    def prepare(self, data: str | None, setting: Setting, count: int) -> str:
+        text, preset = source.text(data), setting.preset
+        most = {"train": (text.train, count * preset.length), "test": (text.test, preset.evaluated)}
+        counts = {
+            part: _write_tokens(words, limit, setting.tokenizer, setting.folder / part)
+            for part, (words, limit) in most.items()
+        }
+        needed = {"train": setting.preset.length, "test": setting.preset.length * setting.preset.longest}
+        for part, count in needed.items():
+            if counts[part] < count:
+                raise ValueError(
+                    f"{text.name} has {counts[part]:,} tokens to {part} on; one sequence of {count:,} is needed. Give "
+                    f"a longer text, or a preset with shorter sequences, such as --preset quick:length=32,longest=2"
+                )
+        return f"{counts['train']:,} tokens of {text.name}, tested on {_tested(setting, counts['test']):,} others"
+
+    def examples(self, setting: Setting, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
+        tokens, length = _tokens(setting.folder / "train"), setting.preset.length
+        return Windows(tokens, length, order(count, len(tokens) // length, seed) * length)
+
+    @torch.no_grad()
+    def evaluate(self, model: PreTrainedModel, setting: Setting) -> Iterator[Evaluation]:
+        tokens, trained = _tokens(setting.folder / "test"), setting.preset.length
+        longest = trained * setting.preset.longest
+        # Whole windows of the longest length: every length sees the same tokens.
+        tested = max(longest, _tested(setting, len(tokens)) // longest * longest)
+        stream = torch.as_tensor(tokens[:tested]["token"], dtype=torch.long)
+        length = trained
+        while length <= longest:
+            reason = too_long(model, length)
+            if reason:
+                yield Evaluation(length, refused=reason)
+            else:
+                yield self._at(model, setting, stream.view(-1, length))
+            length *= 2
+
+    def _at(self, model: PreTrainedModel, setting: Setting, windows: Tensor) -> Evaluation:
+        length, here = windows.shape[1], next(model.parameters()).device
+        total, count = (torch.zeros(length, dtype=torch.float64) for _ in range(2))
+        for start, rows in _batches(windows):
+            inputs, labels = self.inputs(setting, rows, start)
+            logits = model(input_ids=inputs.to(here)).logits
+            losses = F.cross_entropy(
+                logits.float().flatten(0, 1), labels.to(here).flatten(), reduction="none", ignore_index=-100
+            )
+            total += losses.view(labels.shape).double().sum(0).cpu()
+            count += (labels != -100).sum(0)
+        step = max(1, setting.preset.length // BINS)
+        bins = [(at, total[at : at + step].sum(), count[at : at + step].sum()) for at in range(0, length, step)]
+        return Evaluation(
+            length,
+            {"loss": float(total.sum() / count.sum())},
+            tuple((at, float(losses / number)) for at, losses, number in bins if number),
+        )
+
+    def inputs(self, setting: Setting, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Test inputs [B, L] and what the model should say at each of them, −100 for nothing."""
+        raise NotImplementedError
+
+
+class Causal(_Language):
+    """Each token from those before it."""
+
+    name = "clm"
+    auto = "AutoModelForCausalLM"
+    shape = "gpt2"
+
+    def collate(self, setting: Setting, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        ids = torch.stack([example["input_ids"] for example in examples])
+        return {"input_ids": ids, "labels": ids}  # the model shifts the labels itself
+
+    def inputs(self, setting: Setting, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        return rows, F.pad(rows[:, 1:], (0, 1), value=-100)
+
+
+class Masked(_Language):
+    """Tokens that are hidden, 15 % of all, from those around them."""
+
+    name = "mlm"
+    auto = "AutoModelForMaskedLM"
+    shape = "bert"
+
+    def examples(self, setting: Setting, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
+        return Hidden(super().examples(setting, seed, count), setting.tokenizer, seed)
+
+    def collate(self, setting: Setting, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
+
+    def inputs(self, setting: Setting, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        # The stream is masked as a whole, by place: the same tokens are hidden at every length.
+        hide = _Hide(setting.tokenizer)
+        length, piece = rows.shape[1], setting.preset.length
+        parts = rows.reshape(-1, piece)
+        masked = [hide(part[None], seed=first * length // piece + number) for number, part in enumerate(parts)]
+        inputs, labels = (torch.cat(each).view(rows.shape) for each in zip(*masked, strict=True))
+        return inputs, labels
+
+
+class Hidden(Dataset[dict[str, Tensor]]):
+    """Windows with tokens hidden; which ones depends on the number of the example."""
+
+    def __init__(self, windows: Dataset[dict[str, Tensor]], tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+        self.windows, self.hide, self.seed = windows, _Hide(tokenizer), seed
+
+    def __len__(self) -> int:
+        return len(self.windows)  # type: ignore[arg-type]
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        inputs, labels = self.hide(self.windows[number]["input_ids"][None], seed=self.seed * 1_000_003 + number)
+        return {"input_ids": inputs[0], "labels": labels[0]}
+
+
+class _Hide:
+    """The masking of transformers, with a seed for each call."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        from transformers import DataCollatorForLanguageModeling
+
+        if tokenizer.mask_token is None:
+            raise ValueError("mlm needs a tokenizer with a mask token; the model's has none: is it a causal model?")
+        self.collator = DataCollatorForLanguageModeling(tokenizer)
+        self.special = torch.tensor(tokenizer.all_special_ids)
+
+    def __call__(self, ids: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        self.collator.generator = torch.Generator().manual_seed(seed)
+        return self.collator.torch_mask_tokens(ids.clone(), special_tokens_mask=torch.isin(ids, self.special))
+
+
+def _batches(windows: Tensor) -> Iterator[tuple[int, Tensor]]:
+    step = max(1, TOKENS_AT_ONCE // windows.shape[1])
+    for start in range(0, len(windows), step):
+        yield start, windows[start : start + step]
+
+
+def _tested(setting: Setting, there: int) -> int:
+    return min(there, setting.preset.evaluated or there)
+
+
+def _write_tokens(words: str, limit: int, tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
+    """Tokenises a text, or pieces from all over it that have at least `limit` tokens (0: all of it)."""
+    import numpy
+    from datasets import Dataset as Table
+
+    # In pieces at line ends, which are tokenised side by side.
+    pieces, at = [], 0
+    while at < len(words):
+        end = words.find("\n", at + PIECE) + 1 or len(words)
+        pieces.append(words[at:end])
+        at = end
+
+    def encode(some: list[str]) -> list[list[int]]:
+        return tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"] if some else []
+
+    first = encode(pieces[:1])
+    if limit and first:
+        needed = 1.2 * limit * len(pieces[0]) / max(1, len(first[0]))  # letters
+        pieces = pieces[:: max(1, int(len(words) / needed))]
+    rows = encode(pieces)
+    tokens = numpy.concatenate([numpy.asarray(row, dtype=numpy.int32) for row in rows] or [numpy.zeros(0, "int32")])
+    Table.from_dict({"token": tokens}).save_to_disk(str(folder))
+    return len(tokens)
+
+
+def _tokens(folder: Path) -> Any:
+    from datasets import load_from_disk
+
+    return load_from_disk(str(folder)).with_format("numpy")

@@ -1,0 +1,143 @@
+"""Who does the runs: processes of this machine, or a Ray cluster.
+
+Each run is in a process of its own, so that one that dies takes no other with it and its peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from locant.experiments import folder
+from locant.experiments.comparison import TIMED_STEPS
+from locant.experiments.run import Diverged, Run, Work, execute, seconds_of_a_step
+
+
+def do(run: Run, here: Path, data: Path) -> None:
+    """One run from start or checkpoint to its end, in this process; what goes wrong is written down beside it."""
+    try:
+        with folder.held(here):
+            if folder.state(here) in ("done", "failed"):
+                return
+            try:
+                execute(run, here, data)
+            except Exception as problem:
+                traceback.print_exc()
+                reason = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+                final = isinstance(problem, Diverged)
+                folder.write_json(here / folder.FAILED, {"reason": reason, "final": final})
+    except folder.Busy:
+        return  # another comparer has it
+
+
+def _in_process(run: Run, here: Path, data: Path, device: int) -> None:
+    here.mkdir(parents=True, exist_ok=True)
+    if device >= 0:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
+    with (here / "log.txt").open("a", encoding="utf-8") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        do(run, here, data)
+
+
+def _timed(queue: Any, work: Work, scheme: str, data: Path) -> None:
+    try:
+        queue.put(seconds_of_a_step(work, scheme, data, TIMED_STEPS))
+    except Exception as problem:
+        queue.put(f"{scheme} cannot be trained here: {problem}")
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Local:
+    """Processes of this machine, as many at a time as it has cores for (or one per GPU)."""
+
+    def __init__(self, threads: int) -> None:
+        self.devices = torch.cuda.device_count()
+        self.slots = self.devices or max(1, cores() // threads)
+        # A fork server has imported everything once, so that a run starts at once; where there is none, spawn.
+        self.context: Any = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
+        if sys.platform != "win32":
+            self.context.set_forkserver_preload(["locant.experiments.preload"])
+
+    def seconds_of_a_step(self, work: Work, scheme: str, data: Path) -> float:
+        """Measured as runs will be: with all slots busy."""
+        queue = self.context.SimpleQueue()
+        group = [
+            self.context.Process(target=_timed, args=(queue, work, scheme, data), daemon=True)
+            for _ in range(self.slots)
+        ]
+        for process in group:
+            process.start()
+        for process in group:
+            process.join()
+        if any(process.exitcode for process in group):
+            raise RuntimeError(f"{scheme} cannot be trained here: its process died")
+        found: list[float | str] = [queue.get() for _ in group]
+        for each in found:
+            if isinstance(each, str):
+                raise ValueError(each)
+        return max(map(float, found))
+
+    def work(self, runs: list[tuple[Run, Path]], data: Path) -> Iterator[None]:
+        """Does the runs; yields now and then, so that a bar can move."""
+        waiting = list(reversed(runs))
+        busy: dict[int, tuple[Any, Path]] = {}
+        try:
+            while waiting or busy:
+                for slot in range(self.slots):
+                    if slot in busy or not waiting:
+                        continue
+                    run, here = waiting.pop()
+                    arguments = (run, here, data, slot if self.devices else -1)
+                    process = self.context.Process(target=_in_process, args=arguments, name=run.name)
+                    process.start()
+                    busy[slot] = (process, here)
+                for slot, (process, here) in list(busy.items()):
+                    process.join(timeout=0.1)
+                    if not process.is_alive():
+                        _note_death(process, here)
+                        del busy[slot]
+                yield
+        finally:
+            for process, _ in busy.values():
+                process.terminate()
+                process.join()
+
+
+def _note_death(process: Any, here: Path) -> None:
+    """A process that could not say itself why it ended."""
+    if process.exitcode and folder.state(here) not in ("done", "failed"):
+        why = f"its process was killed by signal {-process.exitcode}" if process.exitcode < 0 else (
+            f"its process ended with exit code {process.exitcode}"
+        )  # fmt: skip
+        hint = " (out of memory?)" if process.exitcode == -9 else "; see log.txt"
+        try:
+            folder.write_json(here / folder.FAILED, {"reason": why + hint, "final": False})
+        except OSError as problem:
+            print(f"{here.name}: {why}{hint}, and it could not be written down: {problem}", file=sys.stderr)
+
+
+def wait_for_others(runs: list[tuple[Run, Path]]) -> Iterator[None]:
+    """Until runs that another comparer took are ended, or left alone."""
+    while any(folder.state(here) not in ("done", "failed") and _taken(here) for _, here in runs):
+        time.sleep(0.5)
+        yield
+
+
+def _taken(here: Path) -> bool:
+    try:
+        with folder.held(here):
+            return False
+    except folder.Busy:
+        return True
