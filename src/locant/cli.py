@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import locant
-from locant import testing
+from locant import cli_experiments, testing
 from locant.analysis import curve as curve_analysis
 from locant.analysis import properties
 from locant.schemes.base import DIMS
@@ -64,10 +64,10 @@ def schemes(
 ) -> None:
     """The table of schemes: parameters for a model of this size (default BERT-base), and six properties."""
     if name is not None:
-        with _plain_errors():
+        with plain_errors():
             _describe(name)
         return
-    with _plain_errors():
+    with plain_errors():
         rows = properties.table(length=length, layers=layers, n_heads=heads, d_model=width)
     roomy = console.width >= 110
     title = f"Position schemes for {layers} layers, {heads} heads, width {width}, length {length}"
@@ -103,7 +103,7 @@ def curve(
 ) -> None:
     """Draws what schemes do as a function of the offset, into a picture file and in the terminal."""
     found = []
-    with _plain_errors():
+    with plain_errors():
         _check_plotting()
         for spec in specs:
             scheme = _build(spec, heads, width, seed)
@@ -115,7 +115,7 @@ def curve(
         raise typer.Exit()
     from locant.report import curve as curve_report
 
-    with _plain_errors():
+    with plain_errors():
         out = out if out.suffix else out.with_suffix(".png")
         out.parent.mkdir(parents=True, exist_ok=True)
         curve_report.draw(found, out)
@@ -129,7 +129,7 @@ def curve(
 @app.command()
 def check(spec: Spec, heads: Heads = 4, width: Width = 32, seed: Seed = 0) -> None:
     """Runs the laws every scheme must obey on one scheme; exit code 1 if it breaks any."""
-    with _plain_errors():
+    with plain_errors():
         scheme = _build(spec, heads, width, seed)
     console.print(f"[bold]{scheme}[/]: {heads} heads, width {width}")
     broken = 0
@@ -153,7 +153,7 @@ def inspect(
     compare: Annotated[str | None, typer.Option(help="Another model, side by side.")] = None,
 ) -> None:
     """How does this model know where its tokens are? A page of figures, and a short verdict here."""
-    with _plain_errors():
+    with plain_errors():
         from locant.report import inspection as report
         from locant.report import page
 
@@ -226,7 +226,7 @@ def bench(
     from locant.analysis import speed
     from locant.report import speed as report
 
-    with _plain_errors():
+    with plain_errors():
         built = {spec: _build(spec, heads, width, 0) for spec in specs}
         at = [int(word) for word in lengths.split(",") if word.strip()]
         if not at or min(at) < 1:
@@ -241,7 +241,7 @@ def bench(
         console.print(report.line(cost), markup=False, highlight=False)
         rows.append(cost)
     if out is not None:
-        with _plain_errors():
+        with plain_errors():
             out = out if out.suffix else out.with_suffix(".png")
             report.draw(rows, out)
             report.write_csv(rows, out.with_suffix(".csv"))
@@ -277,7 +277,7 @@ def swap(
     impl: Annotated[str, typer.Option(help="Back end of the attention.")] = "auto",
 ) -> None:
     """Gives a model another position scheme and saves it, tokenizer included; open it with locant.load."""
-    with _plain_errors():
+    with plain_errors():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"{out} is there already and not empty; name another folder")
         loaded = locant.load(model)
@@ -345,8 +345,12 @@ def _check_plotting() -> None:
         raise ValueError(f"drawing needs {missing.name}; install it with: pip install matplotlib 'plotext<6'") from None
 
 
+for command in (cli_experiments.compare, cli_experiments.train, cli_experiments.finetune):
+    app.command()(command)
+
+
 @contextmanager
-def _plain_errors() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """What a user did wrong is said in one line, without a traceback."""
     try:
         yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,19 +29,24 @@ FILE, DATA, RUNS = "comparison.json", "data", "runs"
 class Comparison:
     work: Work
     schemes: tuple[str, ...]  # the first one is the baseline
-    seeds: int
+    seeds: tuple[int, ...]
     about: str  # what the data is, in words
 
     def runs(self) -> list[Run]:
         """Seed by seed: a comparison that is stopped early has whole seeds to compare."""
-        return [Run(self.work, scheme, seed) for seed, scheme in itertools.product(range(self.seeds), self.schemes)]
+        return [Run(self.work, scheme, seed) for seed, scheme in itertools.product(self.seeds, self.schemes)]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"work": self.work.to_dict(), "schemes": list(self.schemes), "seeds": self.seeds, "about": self.about}
+        return {
+            "work": self.work.to_dict(),
+            "schemes": list(self.schemes),
+            "seeds": list(self.seeds),
+            "about": self.about,
+        }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Comparison:
-        return cls(Work.from_dict(data["work"]), tuple(data["schemes"]), data["seeds"], data["about"])
+        return cls(Work.from_dict(data["work"]), tuple(data["schemes"]), tuple(data["seeds"]), data["about"])
 
 
 def open_folder(out: Path) -> Comparison:
@@ -49,6 +54,11 @@ def open_folder(out: Path) -> Comparison:
     if not (out / FILE).exists():
         raise ValueError(f"{out} holds no comparison: there is no {FILE}")
     return Comparison.from_dict(folder.read_json(out / FILE))
+
+
+def only(comparison: Comparison, run: Run) -> Comparison:
+    """A part of a comparison: one run."""
+    return replace(comparison, schemes=(run.scheme,), seeds=(run.seed,))
 
 
 def where(out: Path, run: Run) -> Path:
@@ -76,8 +86,9 @@ class Budget:
 
 
 def begin(
-    out: Path, *, task: str, schemes: list[str], data: str | None, model: str | None, seeds: int, budget: Budget | None,
-    preset: str, calibrate: Callable[[Work, str, Path], float], say: Callable[[str], None] = print,
+    out: Path, *, task: str, schemes: list[str], data: str | None, model: str | None, seeds: Iterable[int],
+    budget: Budget | None, preset: str, calibrate: Callable[[Work, str, Path], float], baseline: bool = True,
+    say: Callable[[str], None] = lambda stage: None,
 ) -> Comparison:  # fmt: skip
     """Checks what was asked for, prepares the data, and writes down what is compared; or finds it as it was before."""
     wanted = find_task(task)
@@ -89,14 +100,11 @@ def begin(
     steps = budget.steps if budget is not None and budget.steps is not None else sizes.steps
     quiet()
     work = Work(wanted.name, model or wanted.shape, data, sizes, steps)
-    if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {seeds}")
     _usable(out)
     with folder.held(out, wait=True):
         if (out / FILE).exists():
-            return _again(
-                out, Comparison(work, tuple(schemes), seeds, ""), timed=budget is not None and not budget.steps
-            )
+            asked = Comparison(work, tuple(schemes), tuple(seeds), "")
+            return _again(out, asked, timed=budget is not None and budget.steps is None, baseline=baseline)
         say("preparing the data")
         timed = budget is not None and budget.seconds is not None
         about = _prepare(out / DATA, work, TIMED_STEPS if timed else work.steps)
@@ -107,7 +115,7 @@ def begin(
             say("timing a step")
             work = replace(work, steps=max(1, round(budget.seconds / calibrate(work, schemes[0], out / DATA))))
             about = wanted.prepare(work.data, here, work.steps * work.preset.batch)
-        comparison = Comparison(work, tuple(schemes), seeds, about)
+        comparison = Comparison(work, tuple(schemes), tuple(seeds), about)
         names = [run.name for run in comparison.runs()]
         if len(set(names)) < len(names):
             raise ValueError("two of the schemes have the same name in the file system; name fewer options of one")
@@ -124,7 +132,7 @@ def _usable(out: Path) -> None:
             raise ValueError(f"{out} holds something else ({', '.join(sorted(others)[:3])}); name a new folder with -o")
 
 
-def _again(out: Path, wanted: Comparison, *, timed: bool) -> Comparison:
+def _again(out: Path, wanted: Comparison, *, timed: bool, baseline: bool) -> Comparison:
     """The comparison that is there already, if it is this one; more seeds and more schemes may be asked for."""
     there = open_folder(out)
     new = replace(wanted.work, steps=there.work.steps) if timed else wanted.work  # minutes were made steps before
@@ -135,7 +143,7 @@ def _again(out: Path, wanted: Comparison, *, timed: bool) -> Comparison:
     ]
     if differing:
         raise ValueError(f"{out} holds another comparison ({'; '.join(differing)}); name a new folder with -o")
-    if wanted.schemes[0] != there.schemes[0]:
+    if baseline and wanted.schemes[0] != there.schemes[0]:
         raise ValueError(
             f"{out} compares with {there.schemes[0]}, not with {wanted.schemes[0]}: the first scheme is the baseline"
         )
@@ -143,7 +151,7 @@ def _again(out: Path, wanted: Comparison, *, timed: bool) -> Comparison:
     added = [scheme for scheme in wanted.schemes if scheme not in there.schemes]
     for spec in added:
         arms.check(task, here, new.model, spec)
-    grown = replace(there, schemes=(*there.schemes, *added), seeds=max(there.seeds, wanted.seeds))
+    grown = replace(there, schemes=(*there.schemes, *added), seeds=tuple(sorted({*there.seeds, *wanted.seeds})))
     if grown != there:
         folder.write_json(out / FILE, grown.to_dict())
     return grown

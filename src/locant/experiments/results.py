@@ -131,10 +131,8 @@ def sentences(comparison: Comparison, rows: list[Row]) -> list[str]:
     if not any(row.finished for row in rows):
         return [*said, "No run has finished yet."]
     if seeds < 2:
-        said.append(
-            f"{'One seed' if comparison.seeds == 1 else 'Fewer than two finished seeds of some schemes'}: no interval, "
-            f"and no winner. The order below may be chance; use --seeds 3 or more."
-        )
+        few = "One seed" if len(comparison.seeds) == 1 else "Fewer than two finished seeds of some schemes"
+        said.append(f"{few}: no interval, and no winner. The order may be chance; use --seeds 3 or more.")
     for row in rows:
         if row.against is None or row.against.estimate.low is None or row.against.estimate.high is None:
             continue
@@ -143,7 +141,7 @@ def sentences(comparison: Comparison, rows: list[Row]) -> list[str]:
             said.append(f"{row.scheme} and {baseline}: no difference shown ({_signed(at)}).")
         elif verdict == "no spread between seeds":
             said.append(
-                f"{row.scheme} and {baseline} differ by {at.mean:+.4g} in every seed; there is no spread to judge it by."
+                f"{row.scheme} and {baseline} differ by {at.mean:+.4g} in every seed: no spread to judge it by."
             )
         else:
             said.append(

@@ -1,0 +1,239 @@
+"""The commands that train: `locant compare`, `locant train`, `locant finetune`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Task = Annotated[str, typer.Argument(help="clm, mlm, glue:CoLA …, squad, algo:copy …")]
+Data = Annotated[
+    str | None, typer.Option(help="A text file or folder, a GLUE or SQuAD folder, or a name of the hub; by default, "
+                             "the source of Python's standard library.")
+]  # fmt: skip
+Model = Annotated[str | None, typer.Option(help="gpt2, llama, bert or albert from scratch, or a trained model.")]
+BudgetText = Annotated[str | None, typer.Option(help="Training of each run: 10min, 90s, 2h or 2000steps.")]
+PresetText = Annotated[str, typer.Option(help="quick, small or paper; changed as in small:length=256,batch=8.")]
+
+
+def compare(
+    task: Task,
+    schemes: Annotated[str, typer.Option(help="Schemes with commas between them; the first is the baseline.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the comparison; give it again to go on.")],
+    data: Data = None,
+    model: Model = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each scheme.", min=1)] = 3,
+    budget: BudgetText = None,
+    preset: PresetText = "quick",
+    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default, this machine.")] = None,
+) -> None:
+    """Which position scheme is best for my data and my lengths? Trains each, and writes a table and a page."""
+    from locant.cli import console, plain_errors
+
+    with plain_errors():
+        _need()
+        from locant.experiments import arms
+        from locant.experiments import comparison as comparing
+        from locant.experiments import preset as presets
+        from locant.experiments.tasks import task as find_task
+
+        wanted = comparing.Budget.parse(budget) if budget is not None else None
+        specs = arms.specs(schemes)
+        threads = presets.preset(preset, find_task(task).presets).threads
+        workers = _workers(ray, threads)
+        with console.status("preparing") as status:
+            found = comparing.begin(
+                out, task=task, schemes=specs, data=data, model=model, seeds=range(seeds), budget=wanted,
+                preset=preset, calibrate=workers.seconds_of_a_step, say=status.update,
+            )  # fmt: skip
+        seeded = "1 seed" if len(found.seeds) == 1 else f"{len(found.seeds)} seeds"
+        what = f"{task}: {len(found.schemes)} schemes × {seeded}, {found.work.steps:,} steps each; {found.about}"
+        console.print(what, markup=False, highlight=False)
+        _follow(out, found, workers)
+        _conclude(out, found)
+
+
+def train(
+    task: Task,
+    scheme: Annotated[str, typer.Argument(help="A scheme, such as tisa:kernels=5, or native.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the run, or of a comparison it is a part of.")],
+    data: Data = None,
+    model: Model = None,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and the order of the data.")] = 0,
+    budget: BudgetText = None,
+    preset: PresetText = "quick",
+) -> None:
+    """One run, from scratch. Also under torchrun or accelerate launch: python -m locant train …"""
+    _one(task, scheme, out, data, model, seed, budget, preset)
+
+
+def finetune(
+    task: Task,
+    scheme: Annotated[str, typer.Argument(help="native, a scheme in its place, or native+SCHEME beside it.")],
+    model: Annotated[str, typer.Option(help="A folder or hub name of a trained model.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the run, or of a comparison it is a part of.")],
+    data: Data = None,
+    seed: Annotated[int, typer.Option(help="Seed of the head and the order of the data.")] = 0,
+    budget: BudgetText = None,
+    preset: PresetText = "quick",
+) -> None:
+    """One run from a trained model. Also under torchrun or accelerate launch: python -m locant finetune …"""
+    _one(task, scheme, out, data, model, seed, budget, preset)
+
+
+def _one(
+    task: str, scheme: str, out: Path, data: str | None, model: str | None, seed: int, budget: str | None, preset: str
+) -> None:
+    from locant.cli import console, plain_errors
+
+    with plain_errors():
+        _need()
+        from locant.experiments import comparison as comparing
+        from locant.experiments import folder, workers
+        from locant.experiments import preset as presets
+        from locant.experiments.run import Run, execute
+        from locant.experiments.tasks import task as find_task
+
+        wanted = comparing.Budget.parse(budget) if budget is not None else None
+        local = workers.Local(presets.preset(preset, find_task(task).presets).threads)
+        arguments: dict[str, Any] = {
+            "task": task, "schemes": [scheme], "data": data, "model": model, "seeds": [seed], "budget": wanted,
+            "preset": preset, "calibrate": local.seconds_of_a_step, "baseline": False,
+        }  # fmt: skip
+        if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+            with console.status("preparing") as status:
+                found = comparing.begin(out, **arguments, say=status.update)
+            run = Run(found.work, scheme, seed)
+            _follow(out, comparing.only(found, run), local)
+            _end(out, run)
+            return
+        # Of several processes the first one prepares; the others find it done.
+        from accelerate import PartialState
+
+        with PartialState().main_process_first():
+            found = comparing.begin(out, **arguments)
+        run = Run(found.work, scheme, seed)
+        if folder.state(comparing.where(out, run)) != "done":
+            execute(run, comparing.where(out, run), out / comparing.DATA)
+        if PartialState().is_main_process:
+            _end(out, run)
+
+
+def _end(out: Path, run: Any) -> None:
+    from locant.cli import console
+    from locant.experiments.comparison import where
+    from locant.experiments.results import outcome
+
+    found = outcome(out, run)
+    console.print(_line(found), highlight=False)
+    if found.state != "done":
+        raise typer.Exit(1)
+    path = str(where(out, run))
+    console.print(f"saved: {path}    open it with locant.load({path!r})", markup=False, highlight=False, soft_wrap=True)
+
+
+def _need() -> None:
+    try:
+        import accelerate  # noqa: F401
+        import datasets  # noqa: F401
+        import scipy  # noqa: F401
+        import torchmetrics  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as missing:
+        raise ImportError(f"training needs {missing.name}; install it with: pip install 'locant[compare]'") from None
+
+
+def _workers(ray: str | None, threads: int) -> Any:
+    if ray is None:
+        from locant.experiments.workers import Local
+
+        return Local(threads)
+    from locant.experiments.ray_workers import Ray
+
+    return Ray(ray, threads)
+
+
+def _follow(out: Path, comparison: Any, workers: Any) -> None:
+    """Does what is to be done, with a bar over all of it and a line for each run that ends."""
+    from locant.cli import console
+    from locant.experiments import comparison as comparing
+    from locant.experiments import workers as working
+    from locant.experiments.results import outcome
+
+    runs = [(run, comparing.where(out, run)) for run in comparing.pending(out, comparison)]
+    waiting = {run.name: run for run, _ in runs}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
+               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True))  # fmt: skip
+
+    def both() -> Iterator[None]:
+        yield from workers.work(runs, out / comparing.DATA)
+        yield from working.wait_for_others(runs)
+
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(f"{len(runs)} runs", total=len(runs) * comparison.work.steps)
+        last = 0.0
+        ended = 0  # steps of runs that are over
+        for _ in both():
+            if time.monotonic() - last < 1:
+                continue
+            last = time.monotonic()
+            now = [outcome(out, run) for run in list(waiting.values())]
+            for each in now:
+                if each.state in ("done", "failed"):
+                    del waiting[each.run.name]
+                    ended += comparison.work.steps
+                    progress.console.print(_line(each), highlight=False)
+                    _write_page(out)
+            going = [each for each in now if each.state == "begun"]
+            progress.update(
+                bar,
+                completed=ended + sum(each.step for each in going),
+                description=f"{len(waiting)} of {len(runs)} runs to go",
+            )
+        for run in list(waiting.values()):
+            progress.console.print(_line(outcome(out, run)), highlight=False)
+        progress.update(bar, completed=len(runs) * comparison.work.steps, description=f"{len(runs)} runs")
+
+
+def _line(each: Any) -> str:
+    from locant.experiments.tasks import task as find_task
+
+    name = escape(f"{each.run.scheme}, seed {each.run.seed}")
+    if each.state == "failed":
+        return f"[red]✗[/] {name}: {escape(each.reason)}"
+    metric = find_task(each.run.work.task).metric
+    score, seconds = each.score(metric), sum(each.cost.get("seconds", {}).values())
+    if score is None:
+        return f"[red]✗[/] {name}: did not end; give the command again to go on"
+    return f"[green]✓[/] {name}: {metric} {score:.4f} at length {each.tests[0]['length']}, {seconds:.0f} s"
+
+
+def _write_page(out: Path) -> Path | None:
+    from locant.cli import console
+    from locant.report import comparison as report
+
+    try:
+        return report.write(out)
+    except OSError as problem:  # a full disk does not stop the runs
+        console.print(f"[yellow]the page could not be written:[/] {escape(str(problem))}")
+        return None
+
+
+def _conclude(out: Path, comparison: Any) -> None:
+    from locant.cli import console
+    from locant.experiments import results
+    from locant.report import comparison as report
+
+    rows = results.table(comparison, results.outcomes(out, comparison))
+    console.print(report.terminal(comparison, rows, results.sentences(comparison, rows), console.width))
+    path = _write_page(out)
+    if path is not None:
+        console.print(f"page: {path}\ntables: {path.parent / 'csv'}", markup=False, highlight=False)
+    if any(row.failed for row in rows) and not any(row.finished for row in rows):
+        raise typer.Exit(1)
