@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,21 +98,20 @@ def begin(
         model = str(Path(model).resolve())
     if data is not None and Path(data).exists():
         data = str(Path(data).resolve())
-    steps = budget.steps if budget is not None and budget.steps is not None else sizes.steps
+    budget = budget or Budget(steps=sizes.steps)
     quiet()
-    work = Work(wanted.name, model or wanted.shape, data, sizes, steps)
+    work = Work(wanted.name, model or wanted.shape, data, sizes, budget.steps or TIMED_STEPS, budget.seconds)
     _usable(out)
     with folder.held(out, wait=True):
         if (out / FILE).exists():
             asked = Comparison(work, tuple(schemes), tuple(seeds), "")
-            return _again(out, asked, timed=budget is not None and budget.steps is None, baseline=baseline)
+            return _again(out, asked, baseline=baseline)
         say("preparing the data")
-        timed = budget is not None and budget.seconds is not None
-        about = _prepare(out / DATA, work, TIMED_STEPS if timed else work.steps)
+        about = _prepare(out / DATA, work)
         here = setting(work, out / DATA)
         for spec in schemes:
             arms.check(wanted, here, work.model, spec)
-        if budget is not None and budget.seconds is not None:
+        if budget.seconds is not None:
             say("timing a step")
             work = replace(work, steps=max(1, round(budget.seconds / calibrate(work, schemes[0], out / DATA))))
             about = wanted.prepare(work.data, here, work.steps * work.preset.batch)
@@ -132,10 +132,12 @@ def _usable(out: Path) -> None:
             raise ValueError(f"{out} holds something else ({', '.join(sorted(others)[:3])}); name a new folder with -o")
 
 
-def _again(out: Path, wanted: Comparison, *, timed: bool, baseline: bool) -> Comparison:
+def _again(out: Path, wanted: Comparison, *, baseline: bool) -> Comparison:
     """The comparison that is there already, if it is this one; more seeds and more schemes may be asked for."""
     there = open_folder(out)
-    new = replace(wanted.work, steps=there.work.steps) if timed else wanted.work  # minutes were made steps before
+    new = wanted.work
+    if new.seconds is not None and new.seconds == there.work.seconds:
+        new = replace(new, steps=there.work.steps)  # time was made steps then, and stays so
     differing = [
         f"{key}: {before!r} there, {after!r} now"
         for (key, before), after in zip(there.work.to_dict().items(), new.to_dict().values(), strict=True)
@@ -157,10 +159,8 @@ def _again(out: Path, wanted: Comparison, *, timed: bool, baseline: bool) -> Com
     return grown
 
 
-def _prepare(data: Path, work: Work, steps: int) -> str:
-    """Tokenizer and tokens for so many steps; anew if a former attempt was stopped in the middle."""
-    import shutil
-
+def _prepare(data: Path, work: Work) -> str:
+    """Tokenizer and examples; anew if a former attempt was stopped in the middle."""
     from transformers import AutoTokenizer
 
     task = find_task(work.task)
@@ -176,7 +176,7 @@ def _prepare(data: Path, work: Work, steps: int) -> str:
                 f"--model {work.model}: no such shape ({shapes}), and no model with a tokenizer there: {problem}"
             ) from None
     data.mkdir(parents=True)
-    about = task.prepare(work.data, Setting(work.preset, tokenizer, data), steps * work.preset.batch)
+    about = task.prepare(work.data, Setting(work.preset, tokenizer, data), work.steps * work.preset.batch)
     tokenizer.save_pretrained(data)
     return about
 

@@ -44,6 +44,7 @@ class Work:
     data: str | None
     preset: Preset
     steps: int
+    seconds: float | None = None  # the budget that the steps were made from, where it was one of time
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

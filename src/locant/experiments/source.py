@@ -43,7 +43,7 @@ def text(where: str | None) -> Text:
         return _standard_library()
     path = Path(where)
     if path.is_file():
-        return _split([read(path)], str(path))
+        return _split([read(path)], path.name)
     if path.is_dir():
         return _folder(path)
     if where.startswith((".", "/", "~")) or path.suffix:
@@ -61,8 +61,8 @@ def _folder(path: Path) -> Text:
     }
     held_out = named["test"] or named["last"]
     if named["train"] and held_out:
-        return Text(_join(map(read, named["train"])), _join(map(read, held_out)), str(path))
-    return _split([read(file) for file in files], str(path))
+        return Text(_join(map(read, named["train"])), _join(map(read, held_out)), path.name)
+    return _split([read(file) for file in files], path.name)
 
 
 def _split(pieces: list[str], name: str) -> Text:
