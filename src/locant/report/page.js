@@ -66,6 +66,7 @@
       const share = at / (keys.length - 1);
       const ramp = () => "rgb(" + mix(VIRIDIS, isDark() ? 0.35 + 0.65 * share : 0.88 * share).join(" ") + ")";
       const second = !byGroup && groups.indexOf(s.group) === 1 ? 1 : 0;
+      if (!blank(s.colour)) return { colour: `var(--c${s.colour % 8})`, dash: DASHES.flat()[(Math.floor(s.colour / 8) + (s.dashed ? 1 : 0)) % 4] };
       return { colour: keys.length > 8 ? ramp() : `var(--c${at})`, dash: DASHES[second][s.dashed ? 1 : 0] };
     });
   }
@@ -282,6 +283,13 @@
         if (middle - half < written + 6) continue;
         written = middle + half;
         axes.append(svg("text", { x: middle, y: area.bottom + (small ? 12 : 17), "text-anchor": "middle" }, tick.text));
+      }
+      for (const [value, text] of figure.marks) {
+        const at = x(value);
+        if (at === null || at < area.left || at > area.right) continue;
+        axes.append(svg("line", { x1: at, x2: at, y1: area.top, y2: area.bottom, class: "mark" }));
+        const before = at + 6 + widthOf(text, size) > area.right;
+        if (!small) axes.append(svg("text", { x: at + (before ? -5 : 5), y: area.top + 9, "text-anchor": before ? "end" : "start", class: "mark" }, text));
       }
       const style = looks(figure.series);
       this.groups = figure.series.map((series, index) => {
@@ -745,6 +753,7 @@
     if (f.kind === "Lines") return f.series.flatMap((s) => s.x.map((_, i) => ({ series: s.name, ...(s.group ? { model: s.group } : {}), x: s.x[i], y: s.y[i], ...(s.low ? { low: s.low[i], high: s.high[i] } : {}) })));
     if (f.kind === "Heat") return f.rows.flatMap((row, r) => f.columns.map((column, c) => ({ row, column, value: f.values[r][c] })));
     if (f.kind === "Small") return f.panels.flatMap((panel) => records(panel).map((record) => ({ panel: panel.title, ...record })));
+    if (f.kind === "Intervals") return f.records;
     if (f.kind === "Grid") return f.rows.map((row) => Object.fromEntries(f.header.map((name, i) => [name, row[i]])));
     return ["left", "right"].filter((side) => f[side]).flatMap((side) => records(f[side]).map((record) => ({ model: f[side + "_name"], ...record })));
   }
