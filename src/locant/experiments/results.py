@@ -162,7 +162,8 @@ def _order(comparison: Comparison, rows: list[Row]) -> list[str]:
 def _against_baseline(comparison: Comparison, rows: list[Row]) -> list[str]:
     task = find_task(comparison.work.task)
     baseline = comparison.schemes[0]
-    said = []
+    said: list[str] = []
+    alike: list[Row] = []
     for row in rows:
         if row.against is None or row.against.estimate.low is None:
             continue
@@ -170,7 +171,7 @@ def _against_baseline(comparison: Comparison, rows: list[Row]) -> list[str]:
         if baseline in (leader.scheme for leader in rows[:2]) and row in rows[:2]:
             continue  # said above: the first against the second
         if verdict == "no difference shown":
-            said.append(f"{row.scheme} and {baseline}: no difference shown{_signed(at)}.")
+            alike.append(row)
         elif verdict == "no spread between seeds":
             by = _plus(at.mean)
             said.append(f"{row.scheme} and {baseline} differ by {by} in every seed: there is no spread to judge it by.")
@@ -178,6 +179,10 @@ def _against_baseline(comparison: Comparison, rows: list[Row]) -> list[str]:
             said.append(
                 f"{row.scheme} is {verdict} than {baseline} by {abs(at.mean):.3g} in {task.metric}{_signed(at)}."
             )
+    if alike:
+        names = _listed([row.scheme for row in alike])
+        one = _signed(alike[0].against.estimate) if len(alike) == 1 and alike[0].against else ""
+        said.append(f"{names} against {baseline}: no difference shown{one}.")
     return said
 
 

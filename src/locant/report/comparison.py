@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from locant.analysis.curve import Curve, curves
+from locant.analysis.curve import WHAT, Curve, curves
 from locant.experiments import folder, results
 from locant.experiments.comparison import Comparison, open_folder, where
 from locant.experiments.results import Outcome, Row
 from locant.experiments.run import quiet
+from locant.experiments.statistics import estimate
 from locant.experiments.tasks import Task
 from locant.experiments.tasks import task as find_task
 from locant.report import page
@@ -62,8 +63,8 @@ def report(out: Path) -> Report:
         _what_was_run(out, comparison, task, found),
     )
     return Report(
-        f"{len(comparison.schemes)} position schemes, {_task_name(task)}",
-        f"{_model_name(comparison)}, {comparison.about}.",
+        f"{len(comparison.schemes)} position schemes compared: {_task_name(task)}",
+        f"{_model_name(comparison)}. {comparison.about[:1].upper()}{comparison.about[1:]}.",
         tuple(results.sentences(comparison, rows)),
         _facts(comparison, task, found),
         tuple(section for section in sections if section.figures),
@@ -82,8 +83,9 @@ def _task_name(task: Task) -> str:
 def _model_name(comparison: Comparison) -> str:
     work = comparison.work
     if work.preset.width:
-        return f"{work.model} from scratch: {work.preset.layers} layers, {work.preset.heads} heads, width {work.preset.width}"
-    return f"from {Path(work.model).name}"
+        sizes = f"{work.preset.layers} layers, {work.preset.heads} heads, width {work.preset.width}"
+        return f"A model of the shape of {work.model}, from scratch: {sizes}"
+    return f"Training starts from {Path(work.model).name}"
 
 
 def _facts(comparison: Comparison, task: Task, found: list[Outcome]) -> dict[str, str]:
@@ -155,16 +157,14 @@ def _gaps(row: Row, baseline: Row) -> list[float]:
 
 
 def _ranked_table(comparison: Comparison, task: Task, rows: list[Row]) -> Grid:
-    longer = _tested_lengths(rows, but=comparison.work.preset.length)
     header = [
         "scheme",
         task.metric,
         "95 % interval",
         f"minus {comparison.schemes[0]}",
-        "interval of that",
+        "its interval",
         "in words",
-        *(f"at {length:,}" for length in longer),
-        "parameters of the scheme",
+        "parameters",
         "s per step",
         "peak MB",
         "runs",
@@ -172,24 +172,23 @@ def _ranked_table(comparison: Comparison, task: Task, rows: list[Row]) -> Grid:
     cells: list[list[Cell]] = [
         [
             row.scheme,
-            _rounded(row.score.mean),
+            row.score.mean,
             _between(row.score.low, row.score.high),
-            None if row.against is None else _rounded(row.against.estimate.mean),
+            None if row.against is None else row.against.estimate.mean,
             "" if row.against is None else _between(row.against.estimate.low, row.against.estimate.high, plus=True),
             _in_words(row),
-            *(_at(row, length) for length in longer),
             row.parameters,
-            _rounded(row.seconds_per_step, 3),
+            row.seconds_per_step,
             None if row.memory_mb is None else round(row.memory_mb),
             _runs(row),
         ]
         for row in rows
     ]
-    at = f" Columns “at …” are the mean {task.metric} on longer inputs than any it was trained on." if longer else ""
     note = (
         f"Mean {task.metric} over seeds, {_direction(task)}, with its 95 % interval, and the difference to the baseline seed "
-        f"by seed.{at} Seconds per step and peak memory are those of training and test on the machine that ran them, and "
-        "mean something only where nothing else ran on it. Schemes of this size differ in speed by a few per cent as a rule."
+        "by seed. Parameters are those of the scheme: what the model has more than it would have without positions. "
+        "Seconds per step and peak memory are of training and test on the machine that ran them, and mean something only "
+        "where nothing else ran there; a few per cent between schemes are normal."
     )
     return Grid("Ranked", note, header, cells)
 
@@ -209,7 +208,7 @@ def _in_words(row: Row) -> str:
 def _at(row: Row, length: int) -> Cell:
     if length in row.refused:
         return f"cannot: {row.refused[length]}"
-    return _rounded(row.by_length[length].mean) if length in row.by_length else None
+    return row.by_length[length].mean if length in row.by_length else None
 
 
 def _runs(row: Row) -> str:
@@ -225,7 +224,8 @@ def _between(low: float | None, high: float | None, *, plus: bool = False) -> st
     if low is None or high is None:
         return ""
     sign = "+" if plus else ""
-    return f"{low:{sign}.4g} … {high:{sign}.4g}".replace("-", "−")
+    digits = 3 if plus else 4
+    return f"{low:{sign}.{digits}g} … {high:{sign}.{digits}g}".replace("-", "−")
 
 
 # ---- curves over steps, lengths and positions -----------------------------------------------------
@@ -246,7 +246,7 @@ def _over_runs(name: str, colour: int, runs: list[dict[float, float]], *, interv
     means, low, high = [], [], []
     for values in at:
         whole = all(map(math.isfinite, values))
-        mean = results.estimate(values)
+        mean = estimate(values)
         means.append(_rounded(mean.mean))
         low.append(_rounded(mean.low) if interval else _rounded(min(values)) if whole else None)
         high.append(_rounded(mean.high) if interval else _rounded(max(values)) if whole else None)
@@ -318,38 +318,40 @@ def _lengths(comparison: Comparison, task: Task, found: list[Outcome], rows: lis
             for scheme in comparison.schemes}  # fmt: skip
     mark = ((float(trained), "trained length"),)
     figures: list[Figure] = []
-    if _tested_lengths(rows, but=trained):
-        lines = _lines(
-            _over_runs(
-                scheme,
-                at,
-                [
-                    {row["length"]: row["values"][task.metric] for row in run.tests if task.metric in row["values"]}
-                    for run in runs
-                ],
-                interval=True,
+    if _tested_lengths(rows, but=trained) and any(done.values()):
+        scores = {scheme: [_by_length(run, task.metric) for run in runs] for scheme, runs in done.items()}
+        several = "bars are 95 % intervals over seeds" if max(map(len, done.values())) > 1 else "one seed, no interval"
+        changes = {
+            scheme: [{x: value - run[trained] for x, value in run.items()} for run in runs if trained in run]
+            for scheme, runs in scores.items()
+        }
+        for title, label, values, note in (
+            (
+                f"{task.metric.capitalize()} by length",
+                f"{task.metric} ({_direction(task)})",
+                scores,
+                f"Mean {task.metric} on test inputs of each length; {several}. Every length is made of the same test text. A "
+                "scheme that carries over stays level or gets better with more context; one that does not gets worse right "
+                "of the mark. A single dot is a scheme that has no positions beyond it.",
+            ),
+            (
+                f"{task.metric.capitalize()} by length, minus that at {trained:,}",
+                f"change in {task.metric} ({_direction(task)})",
+                changes,
+                f"The same models against themselves at the length of training; {several}. What seeds differ in drops out, so "
+                f"the bars are shorter than above. {'Above' if task.higher_is_better else 'Below'} 0, longer inputs help; a few "
+                "hundredths are normal for schemes that carry over.",
+            ),
+        ):
+            lines = _lines(
+                _over_runs(scheme, at, values[scheme], interval=True) for at, scheme in enumerate(comparison.schemes)
             )
-            for at, (scheme, runs) in enumerate(done.items())
-        )
-        if lines:
-            several = any(len(runs) > 1 for runs in done.values())
-            figures.append(
-                Lines(
-                    f"{task.metric.capitalize()} by length",
-                    f"Mean {task.metric} on test inputs of each length, {_direction(task)}"
-                    + ("; the band is the 95 % interval over seeds" if several else "; one seed, no interval")
-                    + ". Every length is made of the same test text. A scheme that carries over stays level or gets better "
-                    "with more context; one that does not gets worse right of the mark. A line that ends there belongs to a "
-                    "scheme that has no positions beyond.",
-                    "length in tokens",
-                    f"{task.metric} ({_direction(task)})",
-                    lines,
-                    log_x=True,
-                    marks=mark,
-                )
-            )
+            if lines:
+                axis = "length in tokens"
+                figures.append(Lines(title, note, axis, label, lines, log_x=True, marks=mark, whiskers=True))
+        figures.append(_length_table(task, rows))
     lines = _lines(
-        _over_runs(scheme, at, [_by_position(run, min(read)) for run in runs])
+        _over_runs(scheme, at, [_by_position(run, min(read), trained) for run in runs])
         for at, (scheme, runs) in enumerate(done.items())
         if (read := [length for run in runs if (length := _longest_read(run))])
     )
@@ -358,7 +360,7 @@ def _lengths(comparison: Comparison, task: Task, found: list[Outcome], rows: lis
             Lines(
                 f"{task.metric.capitalize()} by position",
                 f"{task.metric.capitalize()} at each place within the longest inputs that a scheme can read"
-                f"{_band(comparison, found)}. The first tokens have little to go by and are the hardest; then it should "
+                f"{_band(comparison, found)}. Right of the mark the parts get longer, eight to a doubling. The first tokens have little to go by and are the hardest; then it should "
                 "get better and stay so. A turn for the worse at the mark is a scheme that is lost where it was never "
                 "trained. Wiggles that all schemes share are the test text.",
                 "position in the input (middle of each part)",
@@ -376,11 +378,37 @@ def _longest_read(run: Outcome) -> int | None:
     return max((row["length"] for row in run.tests if row["by_position"]), default=None)
 
 
-def _by_position(run: Outcome, length: int) -> dict[float, float]:
-    """Score by the middle of each part: the first part has a place on a logarithmic axis too."""
-    parts = next((row["by_position"] for row in run.tests if row["length"] == length), [])
-    starts = [start for start, _ in parts]
-    return {(start + end - 1) / 2 + 1: value for (start, value), end in zip(parts, [*starts[1:], length], strict=True)}
+def _by_length(run: Outcome, metric: str) -> dict[float, float]:
+    return {row["length"]: row["values"][metric] for row in run.tests if metric in row["values"]}
+
+
+def _length_table(task: Task, rows: list[Row]) -> Grid:
+    lengths = _tested_lengths(rows, but=0)
+    cells: list[list[Cell]] = [[row.scheme, *(_at(row, length) for length in lengths)] for row in rows if row.finished]
+    return Grid(
+        f"Mean {task.metric} at each length",
+        "In the order of the ranking, which goes by the length of training. Where an order changes from left to right, "
+        "it depends on your lengths which scheme to use.",
+        ("scheme", *(f"{length:,}" for length in lengths)),
+        cells,
+    )
+
+
+def _by_position(run: Outcome, length: int, trained: int) -> dict[float, float]:
+    """Score by the middle of each part, so that the first has a place on a logarithmic axis too.
+
+    Past the trained length as many parts go together as make eight of every doubling: single ones would show the text.
+    """
+    parts: list[tuple[int, float]] = next((row["by_position"] for row in run.tests if row["length"] == length), [])
+    ends = [*(start for start, _ in parts[1:]), length]
+    together: dict[int, list[tuple[int, int, float]]] = {}
+    for (start, value), end in zip(parts, ends, strict=True):
+        doublings = max(0, math.floor(math.log2(max(start, 1) / trained)))
+        width = max(end - start, (trained << doublings) // 8)
+        together.setdefault(start - start % width, []).append((start, end, value))
+    return {
+        (its[0][0] + its[-1][1] + 1) / 2: math.fsum(value for *_, value in its) / len(its) for its in together.values()
+    }
 
 
 # ---- what was learned -----------------------------------------------------------------------------
@@ -405,36 +433,35 @@ def _learned(out: Path, comparison: Comparison, found: list[Outcome]) -> tuple[S
             nothing.append(scheme)
         seed = "" if run.run.seed == 0 else f", seed {run.run.seed}"
         for what in dict.fromkeys(line.what for _, line in layers):
-            panels = tuple(_panel(where_, line, causal) for where_, line in layers if line.what == what)
-            title = f"{scheme}{seed}: {what}"
-            figures.append(Small(title, _on_curves(panels, fixed), panels, columns=min(4, len(panels))))
-    if nothing:
-        one = len(nothing) == 1
-        notices.append(
-            f"{', '.join(nothing)} {'has' if one else 'have'} no curve over the offset to draw: nothing is added for position."
-        )
+            panels = tuple(_panel(place, line, causal) for place, line in layers if line.what == what)
+            title, note = f"{scheme}{seed}: {what}", _on_curves(what, fixed)
+            one = replace(panels[0], title=f"{title}, {panels[0].title}", note=note)
+            figures.append(one if len(panels) == 1 else Small(title, note, panels, columns=min(4, len(panels))))
     intro = (
         "What the scheme does with the offset between key and query, read off the parameters of the trained model of the "
-        f"first seed: one line per head, one panel per layer. {'Keys come before their query, at offsets below 0. ' if causal else ''}"
-        "Press a panel to enlarge it."
+        "first seed that has finished: one line per head"
+        + (", and keys before their query, which is where a causal model looks" if causal else "")
+        + ". Smooth curves that differ from head to head are normal."
+        + (f" Nothing to draw for {', '.join(nothing)}: nothing is added for position there." if nothing else "")
     )
     return Section("What each scheme learned", intro, tuple(figures)), notices
 
 
-def _on_curves(panels: Sequence[Lines], fixed: bool) -> str:
-    if panels[0].y_label == "cosine of two embeddings":
-        normal = (
-            "How alike the vectors of two positions are that stand this far apart, one of them in the middle. A fresh table "
-            "is 1 at 0 and noise around 0 elsewhere; a trained one falls off smoothly to both sides."
+def _on_curves(what: str, fixed: bool) -> str:
+    if fixed:
+        return (
+            "This scheme has nothing to learn: the curve is that of its definition, the same before and after training. It "
+            "is here to hold the learned ones against."
         )
-    elif fixed:
-        return "This scheme has nothing to learn: the curve is that of its definition, and the same before training."
-    else:
-        normal = (
-            "Normal are smooth curves that differ from head to head, with some heads near offset 0 and some that look far; "
-            "a flat line is a head that has not used the scheme, and ragged ones have been trained too little to tell."
+    if what == WHAT["embed"]:
+        return (
+            "How alike the vectors of two positions are that stand this far apart, one of them in the middle of the table. A "
+            "fresh table is 1 at offset 0 and noise around 0 elsewhere; one that has learned what is near falls off smoothly."
         )
-    return normal
+    return (
+        "Normal are smooth curves, with some heads that single out the nearest offsets and some that look far; a flat line "
+        "is a head that has not used the scheme, and ragged ones have been trained too little to tell."
+    )
 
 
 def _panel(title: str, line: Curve, causal: bool) -> Lines:
@@ -565,9 +592,10 @@ def _what_was_run(out: Path, comparison: Comparison, task: Task, found: list[Out
         ["schemes", ", ".join(comparison.schemes)],
         ["seeds", ", ".join(map(str, range(comparison.seeds)))],
         ["steps", f"{work.steps:,}"],
-        *([name, f"{value:,}" if isinstance(value, int) else f"{value:g}"] for name, value in asdict(work.preset).items()
-          if name != "steps"),
-    ]  # fmt: skip
+    ]
+    for name, value in asdict(work.preset).items():
+        if name != "steps":
+            settings.append([name, f"{value:,}" if isinstance(value, int) else f"{value:g}"])
     for name, values in _described(out, found).items():
         settings.append([name, ", ".join(values)])
     lengths = sorted({row["length"] for each in found for row in each.tests})
@@ -582,12 +610,12 @@ def _what_was_run(out: Path, comparison: Comparison, task: Task, found: list[Out
                 each.run.seed,
                 STATES[each.state],
                 each.step,
-                *(_rounded(each.score(task.metric, length), 7) for length in lengths),
-                _rounded(each.cost.get("seconds_per_step"), 3),
-                _rounded(each.cost.get("memory_mb"), 4),
+                *(each.score(task.metric, length) for length in lengths),
+                each.cost.get("seconds_per_step"),
+                each.cost.get("memory_mb"),
                 each.cost.get("parameters"),
                 each.cost.get("scheme_parameters"),
-                *(_rounded(seconds.get(part), 3) for part in ("before", "training", "test")),
+                *(seconds.get(part) for part in ("before", "training", "test")),
             ]
         )
     figures = (

@@ -41,7 +41,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines over one axis; `marks` are places on it with a word each, such as the length it was trained at."""
+    """Lines over one axis; `marks` are places on it with a word each, such as the length it was trained at.
+
+    `whiskers` draws intervals as a bar at each point, for lines of few points whose bands would cover each other.
+    """
 
     title: str
     note: str
@@ -51,6 +54,7 @@ class Lines:
     log_x: bool = False
     log_y: bool = False
     marks: tuple[tuple[float, str], ...] = ()
+    whiskers: bool = False
 
 
 @dataclass(frozen=True)

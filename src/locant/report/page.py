@@ -30,6 +30,7 @@ from locant.report.figures import (
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 COLOURS = 8  # that page.css has, --c0 and on
+SHORT = 24  # letters of a cell that is not broken into lines
 
 
 @dataclass(frozen=True)
@@ -239,12 +240,7 @@ def _plot(at: int, figure: Lines | Heat | Small | Grid | Intervals | None, side:
 
 
 def _table(grid: Grid) -> str:
-    numeric = [
-        any(not isinstance(row[at], str | None) for row in grid.rows)
-        and all(not isinstance(row[at], str) for row in grid.rows)
-        for at in range(len(grid.header))
-    ]
-    kinds = [' class="number"' if yes else "" for yes in numeric]
+    kinds = [_kind([row[at] for row in grid.rows]) for at in range(len(grid.header))]
     head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for kind, name in zip(kinds, grid.header, strict=True))
     rows = "".join(
         "<tr>" + "".join(f"<td{kind}>{_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
@@ -254,6 +250,14 @@ def _table(grid: Grid) -> str:
         f'<div class="table" tabindex="0" role="region" aria-label="{escape(grid.title)}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def _kind(column: list[Cell]) -> str:
+    """The class of a column: numbers stand right, short words in one line."""
+    words = [cell for cell in column if isinstance(cell, str)]
+    if not words:
+        return ' class="number"' if any(cell is not None for cell in column) else ""
+    return ' class="short"' if all(len(word) <= SHORT for word in words) else ""
 
 
 def _intervals(figure: Intervals) -> str:
@@ -283,7 +287,7 @@ def _intervals(figure: Intervals) -> str:
         rows.append(f'<div class="name">{escape(row.name)}</div>{track}<div class="said">{said}</div>')
     ticks = "".join(f'<span style="left:{place(tick)}">{_signed(tick)}</span>' for tick in _ticks(low, high))
     return (
-        f'<div class="intervals" role="group" aria-label="{escape(figure.title)}">{"".join(rows)}'
+        f'<div class="means" role="group" aria-label="{escape(figure.title)}">{"".join(rows)}'
         f'<div class="name"></div><div class="ticks">{ticks}<em>{escape(figure.x_label)}</em></div></div>'
     )
 
@@ -319,7 +323,8 @@ def _json(part: Figure | Series | None) -> Any:
     shared = {"kind": type(part).__name__, "title": part.title}
     if isinstance(part, Lines):
         axes = {"x_label": part.x_label, "y_label": part.y_label, "log_x": part.log_x, "log_y": part.log_y}
-        return {**shared, **axes, "marks": list(part.marks), "series": [_json(series) for series in part.series]}
+        style = {"marks": list(part.marks), "whiskers": part.whiskers}
+        return {**shared, **axes, **style, "series": [_json(series) for series in part.series]}
     if isinstance(part, Heat):
         return {
             **shared,
