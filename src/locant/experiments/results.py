@@ -53,13 +53,19 @@ class Row:
     failed: dict[int, str]  # seed -> reason
     finished: int  # runs
     wanted: int
+    scores: dict[int, float]  # seed -> score, of finished runs
 
 
 def outcome(out: Path, run: Run) -> Outcome:
     here = where(out, run)
+    state = folder.state(here)  # before the metrics: those of a run that is done are there to the last line
+    reason = ""
+    if state == "failed":
+        try:
+            reason = str(folder.read_json(here / folder.FAILED)["reason"])
+        except FileNotFoundError:  # it has just been given another chance
+            state = "begun"
     lines = folder.lines(here / folder.METRICS)
-    state = folder.state(here)
-    reason = str(folder.read_json(here / folder.FAILED)["reason"]) if state == "failed" else ""
     by_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in ("step", "test", "cost")}
     for line in lines:
         by_kind[line["kind"]].append(line)
@@ -103,6 +109,7 @@ def table(comparison: Comparison, found: list[Outcome]) -> list[Row]:
                 _mean([each.cost["seconds_per_step"] for each in done]),
                 _mean([each.cost["memory_mb"] for each in done]),
                 {each.run.seed: each.reason for each in own if each.state == "failed"}, len(done), len(own),
+                scores[scheme],
             )
         )  # fmt: skip
 
@@ -120,35 +127,112 @@ def _mean(values: list[float]) -> float | None:
 
 
 def sentences(comparison: Comparison, rows: list[Row]) -> list[str]:
-    """What may be said, and no more than that."""
-    task = find_task(comparison.work.task)
-    seeds = min((row.finished for row in rows), default=0)
-    baseline = comparison.schemes[0]
-    said = []
-    for row in rows:
-        for seed, reason in row.failed.items():
-            said.append(f"{row.scheme}, seed {seed}, failed: {reason}.")
+    """What may be said, and no more than that: the order, the baseline, longer inputs, what is missing."""
     if not any(row.finished for row in rows):
-        return [*said, "No run has finished yet."]
-    if seeds < 2:
-        few = "One seed" if len(comparison.seeds) == 1 else "Fewer than two finished seeds of some schemes"
-        said.append(f"{few}: no interval, and no winner. The order may be chance; use --seeds 3 or more.")
+        return ["No run has finished yet.", *_missing(comparison, rows)]
+    return [
+        *_order(comparison, rows),
+        *_against_baseline(comparison, rows),
+        *_longer(comparison, rows),
+        *_missing(comparison, rows),
+    ]
+
+
+def _order(comparison: Comparison, rows: list[Row]) -> list[str]:
+    task = find_task(comparison.work.task)
+    few = [row.scheme for row in rows if row.score.count == 1]
+    if all(row.score.count < 2 for row in rows):
+        if len(comparison.seeds) > 1 and _ended(rows) < sum(row.wanted for row in rows):
+            return ["One seed so far: no interval yet, and no winner. The order below may be chance."]
+        return ["One seed: no interval, and no winner. The order below may be chance; use --seeds 3 or more."]
+    said = []
+    ranked = [row for row in rows if math.isfinite(row.score.mean)]
+    if len(ranked) > 1 and ranked[0].scheme not in few:
+        first, second = ranked[:2]
+        found = difference(first.scores, second.scores, higher_is_better=task.higher_is_better)
+        said.append(
+            f"{first.scheme} has the best mean {task.metric}, {first.score.mean:.4g}. Against the second, "
+            f"{second.scheme}: {found.verdict}{_signed(found.estimate)}."
+        )
+    if few:
+        said.append(f"Only one seed of {_listed(few)}: no interval there, and nothing can be said of the difference.")
+    return said
+
+
+def _against_baseline(comparison: Comparison, rows: list[Row]) -> list[str]:
+    task = find_task(comparison.work.task)
+    baseline = comparison.schemes[0]
+    said: list[str] = []
+    alike: list[Row] = []
     for row in rows:
-        if row.against is None or row.against.estimate.low is None or row.against.estimate.high is None:
+        if row.against is None or row.against.estimate.low is None:
             continue
         at, verdict = row.against.estimate, row.against.verdict
+        if baseline in (leader.scheme for leader in rows[:2]) and row in rows[:2]:
+            continue  # said above: the first against the second
         if verdict == "no difference shown":
-            said.append(f"{row.scheme} and {baseline}: no difference shown ({_signed(at)}).")
+            alike.append(row)
         elif verdict == "no spread between seeds":
-            said.append(
-                f"{row.scheme} and {baseline} differ by {at.mean:+.4g} in every seed: no spread to judge it by."
-            )
+            by = _plus(at.mean)
+            said.append(f"{row.scheme} and {baseline} differ by {by} in every seed: there is no spread to judge it by.")
         else:
             said.append(
-                f"{row.scheme} is {verdict} than {baseline} by {abs(at.mean):.3g} in {task.metric} ({_signed(at)})."
+                f"{row.scheme} is {verdict} than {baseline} by {abs(at.mean):.3g} in {task.metric}{_signed(at)}."
+            )
+    if alike:
+        names = _listed([row.scheme for row in alike])
+        one = _signed(alike[0].against.estimate) if len(alike) == 1 and alike[0].against else ""
+        said.append(f"{names} against {baseline}: no difference shown{one}.")
+    return said
+
+
+def _longer(comparison: Comparison, rows: list[Row]) -> list[str]:
+    task, trained = find_task(comparison.work.task), comparison.work.preset.length
+    longest = max((length for row in rows for length in (*row.by_length, *row.refused)), default=trained)
+    if longest <= trained:
+        return []
+    said = []
+    able = [row for row in rows if longest in row.by_length and math.isfinite(row.by_length[longest].mean)]
+    if able:
+        best = (max if task.higher_is_better else min)(able, key=lambda row: row.by_length[longest].mean)
+        said.append(
+            f"At {longest:,} tokens, {longest / trained:g} × the length of training, {best.scheme} has the best mean "
+            f"{task.metric}: {best.by_length[longest].mean:.4g}, after {best.score.mean:.4g} at {trained:,}."
+        )
+    for row in rows:
+        if row.refused:
+            reasons = _listed(list(dict.fromkeys(row.refused.values())))
+            said.append(
+                f"{row.scheme} cannot read {_listed([f'{length:,}' for length in row.refused])} tokens: {reasons}."
             )
     return said
 
 
+def _missing(comparison: Comparison, rows: list[Row]) -> list[str]:
+    said = []
+    ended, wanted = _ended(rows), sum(row.wanted for row in rows)
+    if ended < wanted:
+        said.append(f"{ended} of {wanted} runs have ended so far.")
+    for row in rows:
+        for reason in dict.fromkeys(row.failed.values()):
+            seeds = [str(seed) for seed, its in row.failed.items() if its == reason]
+            said.append(f"{row.scheme} failed with seed{'s' * (len(seeds) > 1)} {_listed(seeds)}: {reason}.")
+    return said
+
+
+def _ended(rows: list[Row]) -> int:
+    return sum(row.finished + len(row.failed) for row in rows)
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _plus(value: float) -> str:
+    return f"{value:+.3g}".replace("-", "−")
+
+
 def _signed(at: Estimate) -> str:
-    return f"difference {at.mean:+.3g}, 95 % interval {at.low:+.3g} to {at.high:+.3g}, {at.count} seeds"
+    if at.low is None or at.high is None:
+        return ""
+    return f" (difference {_plus(at.mean)}, 95 % interval {_plus(at.low)} to {_plus(at.high)}, {at.count} seeds)"

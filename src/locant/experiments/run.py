@@ -129,23 +129,28 @@ def execute(run: Run, folder: Path, data: Path) -> None:
     model.save_pretrained(folder)
     here.tokenizer.save_pretrained(folder)
     model.eval()
-    scheme = sum(p.numel() for name, p in model.named_parameters() if ".locant" in name or "locant." in name)
     for found in task.evaluate(model, here):
         files.append(folder / files.METRICS, {"kind": "test", **dataclasses.asdict(found)})
+    memory = _peak_memory()
     files.append(
         folder / files.METRICS,
         {
             "kind": "cost",
             "seconds_per_step": _seconds_per_step(folder),
             "seconds": {"before": ready - began, "training": trained - ready, "test": time.perf_counter() - trained},
-            "memory_mb": _peak_memory(),
+            "memory_mb": memory,
             "parameters": model.num_parameters(),
-            "scheme_parameters": scheme,
+            "scheme_parameters": model.num_parameters() - _without_positions(run, here),
         },
     )
     files.write(folder / files.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def _without_positions(run: Run, here: Setting) -> int:
+    """Parameters of the same model without positions: what an arm has more than that are those of its scheme."""
+    return build(find_task(run.work.task), here, run.work.model, "nope", run.seed).num_parameters()
 
 
 def _step(checkpoint: Path | None) -> int:

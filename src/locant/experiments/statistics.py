@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+SAME = 1e-6
+"""Part of a score below which two differences are the same: metrics are counted in single precision."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval: Student's t over seeds. With one seed there is no interval."""
+    """A mean with its interval: Student's t over seeds. With one seed there is no interval.
+
+    Where one of the scores is no number (a test loss that ran away), neither is their mean: leaving it out would make
+    a scheme look better than it is.
+    """
 
     mean: float
     low: float | None
@@ -24,12 +30,14 @@ class Difference:
     """A scheme minus the baseline over the seeds both have, and what may be said of it."""
 
     estimate: Estimate
-    verdict: str  # better, worse, no difference shown, one seed, or baseline
+    verdict: str  # better, worse, no difference shown, no spread between seeds, one seed, no seed in common, no number
 
 
 def estimate(values: list[float]) -> Estimate:
     if not values:
         return Estimate(math.nan, None, None, 0)
+    if not all(map(math.isfinite, values)):
+        return Estimate(math.nan, None, None, len(values))
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return Estimate(mean, None, None, 1)
@@ -43,13 +51,17 @@ def estimate(values: list[float]) -> Estimate:
 def difference(scheme: Mapping[int, float], baseline: Mapping[int, float], *, higher_is_better: bool) -> Difference:
     """Scores by seed. The same seed has the same data and the same weights in both: pairs differ less than runs do."""
     shared = sorted(scheme.keys() & baseline.keys())
-    found = estimate([scheme[seed] - baseline[seed] for seed in shared])
+    gaps = [scheme[seed] - baseline[seed] for seed in shared]
+    found = estimate(gaps)
     if not shared:
         return Difference(found, "no seed in common")
+    if math.isnan(found.mean):
+        return Difference(found, "no number")
     if found.low is None or found.high is None:
         return Difference(found, "one seed")
-    if found.low == found.high and found.mean:  # scores that come in steps can agree by chance
+    same = SAME * max(abs(score) for seed in shared for score in (scheme[seed], baseline[seed]))
+    if max(gaps) - min(gaps) <= same < abs(found.mean):  # scores that come in steps can agree by chance
         return Difference(found, "no spread between seeds")
-    if found.low <= 0 <= found.high:
+    if found.low <= 0 <= found.high or abs(found.mean) <= same:
         return Difference(found, "no difference shown")
     return Difference(found, "better" if (found.mean > 0) == higher_is_better else "worse")

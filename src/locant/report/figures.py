@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,10 @@ Cell = str | float | None
 
 @dataclass(frozen=True)
 class Series:
-    """One line; `low` and `high` are the edges of a shaded interval, `group` is its model where two are compared."""
+    """One line; `low` and `high` are the edges of a shaded interval, `group` is its model where two are compared.
+
+    `colour` is the number of its colour, for what has the same one in every figure; by default its place in this one.
+    """
 
     name: str
     x: Sequence[Number]
@@ -24,6 +29,7 @@ class Series:
     high: Sequence[Number] | None = None
     dashed: bool = False
     group: str = ""
+    colour: int | None = None
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
@@ -35,6 +41,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
+    """Lines over one axis; `marks` are places on it with a word each, such as the length it was trained at.
+
+    `whiskers` draws intervals as a bar at each point, for lines of few points whose bands would cover each other.
+    """
+
     title: str
     note: str
     x_label: str
@@ -42,6 +53,8 @@ class Lines:
     series: tuple[Series, ...]
     log_x: bool = False
     log_y: bool = False
+    marks: tuple[tuple[float, str], ...] = ()
+    whiskers: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,29 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """One row of `Intervals`: a mean, its interval where there is one, what it is the mean of, and a word about it."""
+
+    name: str
+    mean: Number
+    low: Number = None
+    high: Number = None
+    points: Sequence[float] = ()
+    word: str = ""
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Means with intervals under each other, along one axis with 0 on it: what matters is which of them reach 0."""
+
+    title: str
+    note: str
+    x_label: str
+    rows: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
 class Pair:
     """The same figure of two models next to each other; None where a model does not have it."""
 
@@ -107,11 +143,11 @@ class Pair:
     note: str
     left_name: str
     right_name: str
-    left: Lines | Heat | Small | Grid | None
-    right: Lines | Heat | Small | Grid | None
+    left: Lines | Heat | Small | Grid | Intervals | None
+    right: Lines | Heat | Small | Grid | Intervals | None
 
 
-Figure = Lines | Heat | Small | Grid | Pair
+Figure = Lines | Heat | Small | Grid | Intervals | Pair
 
 
 def number(value: Number) -> Number:
@@ -148,6 +184,18 @@ def records(figure: Figure) -> list[dict[str, Cell]]:
             }
             for row in figure.rows
         ]
+    if isinstance(figure, Intervals):
+        return [
+            {
+                "name": row.name,
+                "mean": number(row.mean),
+                "low": number(row.low),
+                "high": number(row.high),
+                "points": " ".join(map(repr, row.points)),
+                "word": row.word,
+            }
+            for row in figure.rows
+        ]
     sides = ((figure.left_name, figure.left), (figure.right_name, figure.right))
     return [{"model": name, **record} for name, side in sides if side is not None for record in records(side)]
 
@@ -166,8 +214,20 @@ def write_csv(figure: Figure, path: Path) -> None:
     names = dict.fromkeys(name for row in rows for name in row)
     if isinstance(figure, Grid):
         names = dict.fromkeys(figure.header)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(names), restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(path, text.getvalue())
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a file in one move: who opens it meanwhile has the old one or the new one, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(names), restval="")
-        writer.writeheader()
-        writer.writerows(rows)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", newline="", encoding="utf-8") as file:
+            file.write(text)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

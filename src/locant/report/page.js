@@ -66,6 +66,7 @@
       const share = at / (keys.length - 1);
       const ramp = () => "rgb(" + mix(VIRIDIS, isDark() ? 0.35 + 0.65 * share : 0.88 * share).join(" ") + ")";
       const second = !byGroup && groups.indexOf(s.group) === 1 ? 1 : 0;
+      if (!blank(s.colour)) return { colour: `var(--c${s.colour % 8})`, dash: DASHES.flat()[(Math.floor(s.colour / 8) + (s.dashed ? 1 : 0)) % 4] };
       return { colour: keys.length > 8 ? ramp() : `var(--c${at})`, dash: DASHES[second][s.dashed ? 1 : 0] };
     });
   }
@@ -283,6 +284,13 @@
         written = middle + half;
         axes.append(svg("text", { x: middle, y: area.bottom + (small ? 12 : 17), "text-anchor": "middle" }, tick.text));
       }
+      for (const [value, text] of figure.marks) {
+        const at = x(value);
+        if (at === null || at < area.left || at > area.right) continue;
+        axes.append(svg("line", { x1: at, x2: at, y1: area.top, y2: area.bottom, class: "mark" }));
+        const before = at + 6 + widthOf(text, size) > area.right;
+        if (!small) axes.append(svg("text", { x: at + (before ? -5 : 5), y: area.top + 9, "text-anchor": before ? "end" : "start", class: "mark" }, text));
+      }
       const style = looks(figure.series);
       this.groups = figure.series.map((series, index) => {
         const group = svg("g", { class: "series", "data-series": fullName(series) });
@@ -307,6 +315,11 @@
         else bands.push((band = [[px, low, high]]));
       }
       const n = (v) => v.toFixed(2);
+      const aside = 5 * (this.figure.series.indexOf(series) - (this.figure.series.length - 1) / 2); // so that none hides another
+      if (this.figure.whiskers) for (const [px, low, high] of bands.splice(0).flat()) {
+        const at = Math.min(Math.max(px + aside, this.area.left + 3), this.area.right - 3);
+        group.append(svg("path", { class: "line whisker", d: `M${n(at - 2.5)} ${n(low)}h5M${n(at)} ${n(low)}V${n(high)}m-2.5 0h5`, style: `stroke:${colour}` }));
+      }
       for (const b of bands) {
         if (b.length === 1) { group.append(svg("line", { x1: b[0][0], x2: b[0][0], y1: b[0][1], y2: b[0][2], style: `stroke:${colour};opacity:.4` })); continue; }
         const edge = [...b.map(([px, , py]) => `${n(px)} ${n(py)}`), ...b.map(([px, py]) => `${n(px)} ${n(py)}`).reverse()];
@@ -745,6 +758,7 @@
     if (f.kind === "Lines") return f.series.flatMap((s) => s.x.map((_, i) => ({ series: s.name, ...(s.group ? { model: s.group } : {}), x: s.x[i], y: s.y[i], ...(s.low ? { low: s.low[i], high: s.high[i] } : {}) })));
     if (f.kind === "Heat") return f.rows.flatMap((row, r) => f.columns.map((column, c) => ({ row, column, value: f.values[r][c] })));
     if (f.kind === "Small") return f.panels.flatMap((panel) => records(panel).map((record) => ({ panel: panel.title, ...record })));
+    if (f.kind === "Intervals") return f.records;
     if (f.kind === "Grid") return f.rows.map((row) => Object.fromEntries(f.header.map((name, i) => [name, row[i]])));
     return ["left", "right"].filter((side) => f[side]).flatMap((side) => records(f[side]).map((record) => ({ model: f[side + "_name"], ...record })));
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass, replace
 from html import escape
@@ -10,9 +11,26 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from locant.report.figures import Cell, Figure, Grid, Heat, Lines, Pair, Series, Small, label, number, write_csv
+from locant.report.figures import (
+    Cell,
+    Figure,
+    Grid,
+    Heat,
+    Intervals,
+    Lines,
+    Pair,
+    Series,
+    Small,
+    label,
+    number,
+    records,
+    replace_file,
+    write_csv,
+)  # fmt: skip
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+COLOURS = 8  # that page.css has, --c0 and on
+SHORT = 24  # letters of a cell that is not broken into lines
 
 
 @dataclass(frozen=True)
@@ -37,10 +55,9 @@ class Report:
 def write(report: Report, path: Path, *, csv_folder: Path | None = None) -> Path:
     """The page, and in `csv_folder` the numbers of each of its figures."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_page(report), encoding="utf-8")
+    replace_file(path, _page(report))
     if csv_folder is not None:
-        for at, figure in enumerate(_figures(report)):
+        for at, figure in enumerate(figures_of(report)):
             write_csv(figure, Path(csv_folder) / csv_name(at, figure))
     return path
 
@@ -135,14 +152,14 @@ def _of_each(ours: tuple[str, ...], theirs: tuple[str, ...], names: tuple[str, s
 # The page
 
 
-def _figures(report: Report) -> list[Figure]:
+def figures_of(report: Report) -> list[Figure]:
     return [figure for section in report.sections for figure in section.figures]
 
 
 def _page(report: Report) -> str:
     here = files("locant.report")
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    figures = _figures(report)
+    figures = figures_of(report)
     contents = "".join(
         f'<li><a href="#s{at}">{escape(section.title)}</a></li>' for at, section in enumerate(report.sections)
     )
@@ -211,22 +228,19 @@ def _figure(at: int, figure: Figure) -> str:
     )
 
 
-def _plot(at: int, figure: Lines | Heat | Small | Grid | None, side: str) -> str:
-    """A table, or the place where page.js draws."""
+def _plot(at: int, figure: Lines | Heat | Small | Grid | Intervals | None, side: str) -> str:
+    """A table, intervals, or the place where page.js draws."""
     if figure is None:
         return '<p class="none">does not have this figure</p>'
+    if isinstance(figure, Intervals):
+        return _intervals(figure)
     if isinstance(figure, Grid):
         return _table(figure)
     return f'<div class="plot" data-figure="{at}" data-side="{side}"></div>'
 
 
 def _table(grid: Grid) -> str:
-    numeric = [
-        any(not isinstance(row[at], str | None) for row in grid.rows)
-        and all(not isinstance(row[at], str) for row in grid.rows)
-        for at in range(len(grid.header))
-    ]
-    kinds = [' class="number"' if yes else "" for yes in numeric]
+    kinds = [_kind([row[at] for row in grid.rows]) for at in range(len(grid.header))]
     head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for kind, name in zip(kinds, grid.header, strict=True))
     rows = "".join(
         "<tr>" + "".join(f"<td{kind}>{_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
@@ -236,6 +250,57 @@ def _table(grid: Grid) -> str:
         f'<div class="table" tabindex="0" role="region" aria-label="{escape(grid.title)}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def _kind(column: list[Cell]) -> str:
+    """The class of a column: numbers stand right, short words in one line."""
+    words = [cell for cell in column if isinstance(cell, str)]
+    if not words:
+        return ' class="number"' if any(cell is not None for cell in column) else ""
+    return ' class="short"' if all(len(word) <= SHORT for word in words) else ""
+
+
+def _intervals(figure: Intervals) -> str:
+    """Rows of name, track and words; places on the track are percentages, so that any width will do."""
+    shown = [value for row in figure.rows for value in (row.mean, row.low, row.high, *row.points)]
+    known = [0.0, *(value for value in map(number, shown) if value is not None)]
+    low, high = min(known), max(known)
+    pad = 0.04 * (high - low) or 1.0
+    low, high = low - pad, high + pad
+
+    def place(value: float) -> str:
+        return f"{100 * (value - low) / (high - low):.3f}%"
+
+    rows = []
+    for row in figure.rows:
+        mean, lower, upper = map(number, (row.mean, row.low, row.high))
+        marks, words = [f'<b style="left:{place(0)}"></b>'], "–" if mean is None else _signed(mean)
+        if lower is not None and upper is not None:
+            width = f"{100 * (upper - lower) / (high - low):.3f}%"
+            marks.append(f'<i style="left:{place(lower)};width:{width}"></i>')
+            words += f" ({_signed(lower)} … {_signed(upper)})"
+        marks += [f'<u style="left:{place(point)}"></u>' for point in row.points if number(point) is not None]
+        if mean is not None:
+            marks.append(f'<s style="left:{place(mean)}"></s>')
+        track = f'<div class="track" style="color:var(--c{row.colour % COLOURS})">{"".join(marks)}</div>'
+        said = f"<div>{words}</div><div>{escape(row.word)}</div>"
+        rows.append(f'<div class="name">{escape(row.name)}</div>{track}<div class="said">{said}</div>')
+    ticks = "".join(f'<span style="left:{place(tick)}">{_signed(tick)}</span>' for tick in _ticks(low, high))
+    return (
+        f'<div class="means" role="group" aria-label="{escape(figure.title)}">{"".join(rows)}'
+        f'<div class="name"></div><div class="ticks">{ticks}<em>{escape(figure.x_label)}</em></div></div>'
+    )
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers, three to six of them, 0 among them."""
+    ten: float = 10.0 ** math.floor(math.log10(high - low))
+    step = next(part * ten for part in (0.2, 0.5, 1, 2, 5) if (high - low) / (part * ten) <= 5)
+    return [count * step for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _signed(value: float) -> str:
+    return ("0" if value == 0 else f"{value:+.3g}").replace("-", "−")
 
 
 def _cell(cell: Cell) -> str:
@@ -254,11 +319,12 @@ def _json(part: Figure | Series | None) -> Any:
     if isinstance(part, Series):
         numbers = {"x": part.x, "y": part.y, "low": part.low, "high": part.high}
         lists = {name: [number(value) for value in values] for name, values in numbers.items() if values is not None}
-        return {"name": part.name, "group": part.group, "dashed": part.dashed, **lists}
+        return {"name": part.name, "group": part.group, "dashed": part.dashed, "colour": part.colour, **lists}
     shared = {"kind": type(part).__name__, "title": part.title}
     if isinstance(part, Lines):
         axes = {"x_label": part.x_label, "y_label": part.y_label, "log_x": part.log_x, "log_y": part.log_y}
-        return {**shared, **axes, "series": [_json(series) for series in part.series]}
+        style = {"marks": list(part.marks), "whiskers": part.whiskers}
+        return {**shared, **axes, **style, "series": [_json(series) for series in part.series]}
     if isinstance(part, Heat):
         return {
             **shared,
@@ -274,6 +340,8 @@ def _json(part: Figure | Series | None) -> Any:
     if isinstance(part, Grid):
         rows = [[cell if isinstance(cell, str) else number(cell) for cell in row] for row in part.rows]
         return {**shared, "header": list(part.header), "rows": rows}
+    if isinstance(part, Intervals):
+        return {**shared, "records": records(part)}
     names = {"left_name": part.left_name, "right_name": part.right_name}
     return {**shared, **names, "left": _json(part.left), "right": _json(part.right)}
 

@@ -1,0 +1,145 @@
+"""What training through locant costs: the scheme, the harness around the model, and the wait for the first step.
+
+    python bench/train.py [SPEC …] [--repeats 15]
+
+1. A training step (forward, backward, AdamW) of the tiny GPT-2 of `--preset quick`, swapped, against the same model
+   with its native positions; all in turn, one thread; median ratio and quartiles. Wanted for bias schemes: ≤ 1.10.
+2. What a run spends outside of the model: the time of `execute` without its tests, minus the bare steps of the same
+   model on the same batches, over the time of the run. Wanted: < 5 %.
+3. Seconds from the command `locant compare` to its first logged step. Wanted: ≤ 10.
+
+Written to bench/results/train.csv.
+"""
+
+import argparse
+import csv
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from locant.experiments import arms, comparison, folder
+from locant.experiments.comparison import Budget
+from locant.experiments.run import Run, execute, quiet, setting
+from locant.experiments.tasks import task
+
+RESULTS = Path(__file__).parent / "results" / "train.csv"
+SPECS = ["tisa:kernels=5", "t5", "alibi", "kerple", "rope", "nope", "huang4:clip=64"]
+STEPS = 200
+
+
+def prepared(out: Path, steps: int) -> comparison.Comparison:
+    return comparison.begin(
+        out, task="clm", schemes=["native"], data=None, model=None, seeds=[0], preset="quick",
+        budget=Budget(steps=steps), calibrate=lambda *_: 1.0,
+    )  # fmt: skip
+
+
+class Stepper:
+    """Bare training steps of one arm."""
+
+    def __init__(self, found: comparison.Comparison, out: Path, spec: str) -> None:
+        self.here, self.job = setting(found.work, out / comparison.DATA), task("clm")
+        self.model = arms.build(self.job, self.here, "gpt2", spec, seed=0).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.examples = self.job.examples(self.here, 0, found.work.steps * found.work.preset.batch)
+        self.batch = found.work.preset.batch
+        self.at = 0
+
+    def step(self) -> float:
+        rows = [self.examples[self.at * self.batch + n] for n in range(self.batch)]
+        self.at = (self.at + 1) % (len(self.examples) // self.batch)
+        batch = self.job.collate(self.here, rows)
+        start = time.perf_counter()
+        self.model(**batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return time.perf_counter() - start
+
+
+def schemes(specs: list[str], repeats: int, rows: list[dict]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        out = Path(name)
+        found = prepared(out, STEPS)
+        steppers = {spec: Stepper(found, out, spec) for spec in ["native", *specs]}
+        for stepper in steppers.values():
+            for _ in range(3):
+                stepper.step()
+        times: dict[str, list[float]] = {spec: [] for spec in steppers}
+        for _ in range(repeats):
+            for spec, stepper in steppers.items():
+                times[spec].append(min(stepper.step() for _ in range(3)))
+    print(f"a step with native positions: {1000 * statistics.median(times['native']):.0f} ms")
+    for spec in specs:
+        ratios = sorted(a / b for a, b in zip(times[spec], times["native"], strict=True))
+        add(rows, f"{spec}, step / native step", ratios)
+
+
+def harness(repeats: int, rows: list[dict]) -> None:
+    shares = []
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as name:
+            out = Path(name)
+            found = prepared(out, STEPS)
+            run = Run(found.work, "native", 0)
+            start = time.perf_counter()
+            execute(run, out / "run", out / comparison.DATA)
+            whole = time.perf_counter() - start
+            (cost,) = (line for line in folder.lines(out / "run" / folder.METRICS) if line["kind"] == "cost")
+            stepper = Stepper(found, out, "native")
+            bare = sum(stepper.step() for _ in range(STEPS))
+            shares.append((whole - cost["seconds"]["test"] - bare) / whole)
+    add(rows, f"share of a run of {STEPS} steps outside of model and test", sorted(shares))
+
+
+def start_up(repeats: int, rows: list[dict]) -> None:
+    waits = []
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as name:
+            out = Path(name) / "out"
+            command = [sys.executable, "-m", "locant", "compare", "clm", "--schemes", "learned,tisa", "--seeds", "1",
+                       "--budget", "100steps", "-o", str(out)]  # fmt: skip
+            start = time.perf_counter()
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            while not any(folder.lines(path) for path in out.glob("runs/*/metrics.jsonl")):
+                if process.poll() is not None:
+                    raise RuntimeError(f"the command ended before its first step: {process.stderr.read().decode()}")
+                time.sleep(0.02)
+            waits.append(time.perf_counter() - start)
+            process.terminate()
+            process.wait()
+    add(rows, "seconds from the command to the first step", sorted(waits))
+
+
+def add(rows: list[dict], what: str, ordered: list[float]) -> None:
+    low, middle, high = ordered[len(ordered) // 4], statistics.median(ordered), ordered[3 * len(ordered) // 4]
+    print(f"{what:60} {middle:7.3f}  (quartiles {low:.3f} … {high:.3f})", flush=True)
+    rows.append({"what": what, "median": round(middle, 4), "q1": round(low, 4), "q3": round(high, 4)})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("specs", nargs="*", default=SPECS)
+    parser.add_argument("--repeats", type=int, default=15)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    quiet()
+    print(f"torch {torch.__version__}, 1 thread")
+    rows: list[dict] = []
+    schemes(arguments.specs, arguments.repeats, rows)
+    harness(3, rows)
+    start_up(5, rows)
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"written: {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()
