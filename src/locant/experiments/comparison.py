@@ -127,7 +127,8 @@ def _usable(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a folder with -o")
     if out.is_dir() and not (out / FILE).exists():
-        others = [path.name for path in out.iterdir() if path.name not in (DATA, ".lock")]
+        # Hidden ones are our lock, and what a process left that was killed while it wrote.
+        others = [path.name for path in out.iterdir() if path.name != DATA and not path.name.startswith(".")]
         if others:
             raise ValueError(f"{out} holds something else ({', '.join(sorted(others)[:3])}); name a new folder with -o")
 

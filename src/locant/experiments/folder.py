@@ -66,11 +66,13 @@ def rewind(path: Path, step: int) -> None:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The latest checkpoint that was written to its end; others are deleted."""
+    """The latest checkpoint that was written to its end. All others are deleted: one may be torn by being written, or
+    by being deleted, and would be taken for whole if it were the last one left."""
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for torn in [path for path in found if not (path / WHOLE).exists()]:
-        shutil.rmtree(torn)
-    whole = [path for path in found if path.exists()]
+    whole = [path for path in found if (path / WHOLE).exists()]
+    for other in found:
+        if other not in whole[-1:]:
+            shutil.rmtree(other)
     return whole[-1] if whole else None
 
 

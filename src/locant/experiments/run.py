@@ -29,7 +29,7 @@ from locant.experiments.tasks import task as find_task
 from locant.experiments.tasks.task import Setting
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, TrainingArguments
 
 LOGS, CHECKPOINTS = 100, 10
 """How often a run logs, and how often it can be taken up again."""
@@ -100,6 +100,7 @@ def describe(run: Run) -> dict[str, Any]:
         **run.work.to_dict(),
         "versions": versions,
         "host": platform.node(),
+        "process": os.getpid(),
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", 1)),
         "began": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -107,19 +108,35 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def execute(run: Run, folder: Path, data: Path) -> None:
-    """Trains, tests and keeps one run; where it was stopped before, it goes on. Every process of a run calls this."""
+    """Trains, tests and keeps one run; where it was stopped before, it goes on.
+
+    Every process of a run calls this (torchrun says how many there are). They train together; only the first one writes
+    and tests.
+    """
     began = time.perf_counter()
-    main = int(os.environ.get("RANK", 0)) == 0
     torch.set_num_threads(run.work.preset.threads)
     quiet()
+    arguments = _arguments(run, folder)  # several processes find each other here
+    try:
+        _execute(run, folder, data, arguments, began)
+    finally:
+        if arguments.world_size > 1:
+            torch.distributed.destroy_process_group()
+
+
+def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, began: float) -> None:
+    from accelerate.utils import broadcast_object_list
+
+    main = arguments.process_index == 0
     task, here = find_task(run.work.task), setting(run.work, data)
     model = build(task, here, run.work.model, run.scheme, run.seed)
-    last = files.last_checkpoint(folder)
+    # The first one looks and tells the others: on a shared disk each machine may see another state of it.
+    [last] = broadcast_object_list([files.last_checkpoint(folder) if main else None])
     if main:
         if not (folder / "run.json").exists():
             files.write_json(folder / "run.json", describe(run))
         files.rewind(folder / files.METRICS, _step(last))
-    trainer = _trainer(run, model, here, folder)
+    trainer = _trainer(run, model, here, arguments)
     ready = time.perf_counter()
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
     trained = time.perf_counter()
@@ -175,33 +192,66 @@ def _peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def _trainer(run: Run, model: PreTrainedModel, here: Setting, folder: Path) -> Any:
-    import transformers
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+def _arguments(run: Run, folder: Path) -> TrainingArguments:
+    from transformers import TrainingArguments
 
-    from locant.analysis.invariance import stacks
-
-    work, preset, task = run.work, run.work.preset, find_task(run.work.task)
+    work, preset = run.work, run.work.preset
     processes = int(os.environ.get("WORLD_SIZE", 1))
     if preset.batch % processes:
         raise ValueError(f"a batch of {preset.batch} does not go evenly into {processes} processes")
     log = max(1, work.steps // LOGS)
-    every = -(-work.steps // CHECKPOINTS // log) * log  # a whole number of log steps, so that no log is torn apart
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=work.steps,
+        per_device_train_batch_size=preset.batch // processes,
+        learning_rate=preset.rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=-(-work.steps // 10),
+        weight_decay=preset.decay,
+        max_grad_norm=1.0,
+        train_sampling_strategy="sequential",  # the order is that of the examples
+        seed=run.seed,
+        logging_steps=log,
+        logging_nan_inf_filter=False,
+        save_steps=-(-work.steps // CHECKPOINTS // log) * log,  # whole log steps, so that no log is torn apart
+        save_total_limit=2,
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+    )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # one process, one GPU: the batch is not multiplied by what is there
+    return arguments
+
+
+def _trainer(run: Run, model: PreTrainedModel, here: Setting, arguments: TrainingArguments) -> Any:
+    import transformers
+    from accelerate import PartialState
+    from transformers import Trainer, TrainerCallback
+
+    from locant.analysis.invariance import stacks
+
+    work, preset, task = run.work, run.work.preset, find_task(run.work.task)
+    folder = Path(str(arguments.output_dir))
     start = time.perf_counter()
 
     class Recorder(TrainerCallback):
         """Writes metrics.jsonl, and stops a run that has no loss any more."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            if not state.is_world_process_zero or logs is None or "loss" not in logs:
+            if logs is None or "loss" not in logs:
                 return
-            row = {key: logs[key] for key in logs if key in ("loss", "grad_norm", "learning_rate") or "/" in key}
-            seconds = time.perf_counter() - start
-            files.append(folder / files.METRICS, {"kind": "step", "step": state.global_step, "seconds": seconds, **row})
+            if state.is_world_process_zero:
+                row = {key: logs[key] for key in logs if key in ("loss", "grad_norm", "learning_rate") or "/" in key}
+                done = {"kind": "step", "step": state.global_step, "seconds": time.perf_counter() - start}
+                files.append(folder / files.METRICS, {**done, **row})
             if not math.isfinite(float(logs["loss"])):
                 raise Diverged(f"the loss was {logs['loss']} at step {state.global_step}")
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            PartialState().wait_for_everyone()  # each process has a part of it
             if state.is_world_process_zero:
                 (folder / f"checkpoint-{state.global_step}" / files.WHOLE).touch()
 
@@ -224,28 +274,15 @@ def _trainer(run: Run, model: PreTrainedModel, here: Setting, folder: Path) -> A
                 self.optimizer = cls([group for group in groups if group["params"]], **options)
             return self.optimizer
 
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=work.steps,
-        per_device_train_batch_size=preset.batch // processes,
-        learning_rate=preset.rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=-(-work.steps // 10),
-        weight_decay=preset.decay,
-        max_grad_norm=1.0,
-        train_sampling_strategy="sequential",  # the order is that of the examples
-        seed=run.seed,
-        logging_steps=log,
-        logging_nan_inf_filter=False,
-        save_steps=every,
-        save_total_limit=2,
-        report_to="none",
-        disable_tqdm=True,
-        log_level="error",
-        remove_unused_columns=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        use_cpu=not torch.cuda.is_available(),
-    )
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            """The mean over the labels of all processes: each has the mean over its own, and some have more of them."""
+            loss, labels = super().compute_loss(model, inputs, *args, **kwargs), inputs.get("labels")
+            if self.args.world_size == 1 or labels is None:
+                return loss
+            counted = labels[..., 1:] if task.auto == "AutoModelForCausalLM" else labels  # the model shifts them
+            own = (counted != -100).sum()
+            return loss * own * self.args.world_size / self.accelerator.reduce(own, "sum")
+
     callbacks: list[Any] = [Recorder()]
     if _has_table(stacks, model):
         from locant.analysis.invariance import InvarianceCallback
@@ -259,6 +296,8 @@ def _trainer(run: Run, model: PreTrainedModel, here: Setting, folder: Path) -> A
         callbacks=callbacks,
     )
     trainer.remove_callback(transformers.PrinterCallback)
+    # The loss is the model's own mean: some models take the number of labels over all processes and leave it unused.
+    trainer.model_accepts_loss_kwargs = False
     return trainer
 
 

@@ -5,9 +5,11 @@ Each run is in a process of its own, so that one that dies takes no other with i
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -20,32 +22,67 @@ from locant.experiments import folder
 from locant.experiments.comparison import TIMED_STEPS
 from locant.experiments.run import Diverged, Run, Work, execute, seconds_of_a_step
 
+ENDED = ("done", "failed")
+
 
 def do(run: Run, here: Path, data: Path) -> None:
-    """One run from start or checkpoint to its end, in this process; what goes wrong is written down beside it."""
+    """One run from start or checkpoint to its end, in this process; what goes wrong is written down beside it.
+
+    Where a run has several processes (torchrun), each calls this, and the first one writes.
+    """
+    several, first = int(os.environ.get("WORLD_SIZE", 1)) > 1, int(os.environ.get("RANK", 0)) == 0
+    if not first:
+        if folder.state(here) not in ENDED:
+            with contextlib.suppress(Diverged):  # all of them see it, and the first one says it
+                execute(run, here, data)
+        return
     try:
         with folder.held(here):
-            if folder.state(here) in ("done", "failed"):
+            if folder.state(here) in ENDED:
                 return
             try:
                 execute(run, here, data)
             except Exception as problem:
-                traceback.print_exc()
-                reason = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
-                final = isinstance(problem, Diverged)
-                folder.write_json(here / folder.FAILED, {"reason": reason, "final": final})
+                _write_down(problem, here)
+                if several and not isinstance(problem, Diverged):
+                    raise  # torchrun ends the others, which wait for this one
     except folder.Busy:
-        return  # another comparer has it
+        if several:
+            raise
+        # else another comparer has it
 
 
-def _in_process(run: Run, here: Path, data: Path, device: int) -> None:
-    here.mkdir(parents=True, exist_ok=True)
+def _write_down(problem: Exception, here: Path) -> None:
+    reason = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+    with contextlib.suppress(OSError):  # the log is on the same disk, which may be full
+        traceback.print_exception(problem)
+    try:
+        folder.write_json(here / folder.FAILED, {"reason": reason, "final": isinstance(problem, Diverged)})
+    except OSError as another:
+        raise OSError(f"{here.name} failed ({reason}), which cannot be written down ({another})") from problem
+
+
+def _in_process(run: Run, here: Path, data: Path, device: int, tell: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if device >= 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
-    with (here / "log.txt").open("a", encoding="utf-8") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        do(run, here, data)
+    try:
+        here.mkdir(parents=True, exist_ok=True)
+        with (here / "log.txt").open("a", encoding="utf-8") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            do(run, here, data)
+    except OSError as problem:
+        tell.send(str(problem))
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    """A comparer that is killed cannot end its runs; they end themselves, so that the next one can go on with them."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _timed(queue: Any, work: Work, scheme: str, data: Path) -> None:
@@ -63,6 +100,11 @@ class Local:
     """Processes of this machine, as many at a time as it has cores for (or one per GPU)."""
 
     def __init__(self, threads: int) -> None:
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ValueError(
+                f"this is one of {os.environ['WORLD_SIZE']} processes (torchrun or accelerate launch): they do one run "
+                f"together, which is `locant train`; a comparison starts its processes itself"
+            )
         self.devices = torch.cuda.device_count()
         self.slots = self.devices or max(1, cores() // threads)
         # A fork server has imported everything once, so that a run starts at once; where there is none, spawn.
@@ -92,45 +134,50 @@ class Local:
     def work(self, runs: list[tuple[Run, Path]], data: Path) -> Iterator[None]:
         """Does the runs; yields now and then, so that a bar can move."""
         waiting = list(reversed(runs))
-        busy: dict[int, tuple[Any, Path]] = {}
+        busy: dict[int, tuple[Any, Path, Any]] = {}
         try:
             while waiting or busy:
                 for slot in range(self.slots):
                     if slot in busy or not waiting:
                         continue
                     run, here = waiting.pop()
-                    arguments = (run, here, data, slot if self.devices else -1)
+                    told, tell = self.context.Pipe(duplex=False)
+                    arguments = (run, here, data, slot if self.devices else -1, tell)
                     process = self.context.Process(target=_in_process, args=arguments, name=run.name)
                     process.start()
-                    busy[slot] = (process, here)
-                for slot, (process, here) in list(busy.items()):
+                    tell.close()
+                    busy[slot] = (process, here, told)
+                for slot, (process, here, told) in list(busy.items()):
                     process.join(timeout=0.1)
                     if not process.is_alive():
-                        _note_death(process, here)
                         del busy[slot]
+                        _note_death(process, here, told)
                 yield
         finally:
-            for process, _ in busy.values():
+            for process, _, _ in busy.values():
                 process.terminate()
                 process.join()
 
 
-def _note_death(process: Any, here: Path) -> None:
-    """A process that could not say itself why it ended."""
-    if process.exitcode and folder.state(here) not in ("done", "failed"):
-        why = f"its process was killed by signal {-process.exitcode}" if process.exitcode < 0 else (
-            f"its process ended with exit code {process.exitcode}"
-        )  # fmt: skip
-        hint = " (out of memory?)" if process.exitcode == -9 else "; see log.txt"
-        try:
-            folder.write_json(here / folder.FAILED, {"reason": why + hint, "final": False})
-        except OSError as problem:
-            print(f"{here.name}: {why}{hint}, and it could not be written down: {problem}", file=sys.stderr)
+def _note_death(process: Any, here: Path, told: Any) -> None:
+    """Of a process that could not write down itself why it ended."""
+    if not process.exitcode or folder.state(here) in ENDED:
+        return
+    words = ""
+    with contextlib.suppress(EOFError):  # it said nothing
+        words = told.recv()
+    if words:
+        raise OSError(f"{words}. Finished runs are kept; give the same command again when this is mended")
+    why = f"its process was killed by signal {-process.exitcode}" if process.exitcode < 0 else (
+        f"its process ended with exit code {process.exitcode}"
+    )  # fmt: skip
+    hint = " (out of memory?)" if process.exitcode == -9 else "; see log.txt"
+    folder.write_json(here / folder.FAILED, {"reason": why + hint, "final": False})
 
 
 def wait_for_others(runs: list[tuple[Run, Path]]) -> Iterator[None]:
     """Until runs that another comparer took are ended, or left alone."""
-    while any(folder.state(here) not in ("done", "failed") and _taken(here) for _, here in runs):
+    while any(folder.state(here) not in ENDED and _taken(here) for _, here in runs):
         time.sleep(0.5)
         yield
 
