@@ -95,9 +95,7 @@ def begin(
     wanted = find_task(task)
     sizes = presets.preset(preset, wanted.presets)
     if model is not None and model not in arms.SHAPES and Path(model).exists():
-        model = str(Path(model).resolve())
-    if data is not None and Path(data).exists():
-        data = str(Path(data).resolve())
+        model = str(Path(model).absolute())  # runs may be done elsewhere
     budget = budget or Budget(steps=sizes.steps)
     quiet()
     work = Work(wanted.name, model or wanted.shape, data, sizes, budget.steps or TIMED_STEPS, budget.seconds)

@@ -586,7 +586,7 @@ def _what_was_run(out: Path, comparison: Comparison, task: Task, found: list[Out
     settings: list[list[Cell]] = [
         ["command", command(comparison, out.resolve().name)],
         ["task", task.name],
-        ["model", work.model],
+        ["model", _from_here(work.model)],
         ["data", work.data or "the default text"],
         ["what it is", comparison.about],
         ["schemes", ", ".join(comparison.schemes)],
@@ -662,10 +662,15 @@ def command(comparison: Comparison, name: str) -> str:
     changed = ",".join(f"{key}={value}" for key, value in changes(nearest).items())
     words = ["locant", "compare", work.task, "--schemes", ",".join(comparison.schemes)]
     words += ["--data", work.data] if work.data else []
-    words += ["--model", work.model] if work.model != task.shape else []
+    words += ["--model", _from_here(work.model)] if work.model != task.shape else []
     words += ["--seeds", str(max(comparison.seeds) + 1), "--budget", f"{work.steps}steps"]
     words += ["--preset", f"{nearest}:{changed}" if changed else nearest]
     return " ".join(map(shlex.quote, [*words, "-o", name]))
+
+
+def _from_here(path: str) -> str:
+    """A path as it would be written in this folder, if it leads down from it."""
+    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 # ---- in the terminal ------------------------------------------------------------------------------
