@@ -6,8 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test lint types format clean
 
 demo: $(VENV)/ready
-	$(BIN)/locant schemes
-	$(BIN)/locant curve tisa:kernels=5 alibi t5 rope kerple sandwich -o demo/curves.png
+	$(BIN)/locant compare clm --schemes learned,nope,tisa,alibi,rope --seeds 2 --budget 40s -o demo/compare
 
 test: $(VENV)/ready lint types
 	$(BIN)/python -m pytest -n 2
