@@ -147,13 +147,14 @@ def _order(comparison: Comparison, rows: list[Row]) -> list[str]:
         return ["One seed: no interval, and no winner. The order below may be chance; use --seeds 3 or more."]
     said = []
     ranked = [row for row in rows if math.isfinite(row.score.mean)]
-    if len(ranked) > 1 and ranked[0].scheme not in few:
+    if len(ranked) > 1:
         first, second = ranked[:2]
         found = difference(first.scores, second.scores, higher_is_better=task.higher_is_better)
-        said.append(
-            f"{first.scheme} has the best mean {task.metric}, {first.score.mean:.4g}. Against the second, "
-            f"{second.scheme}: {found.verdict}{_signed(found.estimate)}."
-        )
+        if found.estimate.low is not None:
+            said.append(
+                f"{first.scheme} has the best mean {task.metric}, {first.score.mean:.4g}. Against the second, "
+                f"{second.scheme}: {found.verdict}{_signed(found.estimate)}."
+            )
     if few:
         said.append(f"Only one seed of {_listed(few)}: no interval there, and nothing can be said of the difference.")
     return said

@@ -339,8 +339,8 @@ def _lengths(comparison: Comparison, task: Task, found: list[Outcome], rows: lis
                 f"change in {task.metric} ({_direction(task)})",
                 changes,
                 f"The same models against themselves at the length of training; {several}. What seeds differ in drops out, so "
-                f"the bars are shorter than above. {'Above' if task.higher_is_better else 'Below'} 0, longer inputs help; a few "
-                "hundredths are normal for schemes that carry over.",
+                f"the bars are shorter than above. {'Above' if task.higher_is_better else 'Below'} 0, longer inputs help. A scheme "
+                "that carries over stays near 0 or on the good side of it; one that does not has left it after a doubling or two.",
             ),
         ):
             lines = _lines(
