@@ -15,7 +15,6 @@ from locant.cli import app
 from locant.report import inspection as report
 from locant.report import page
 from tests import hf_models
-from tests.test_page import browser, visit  # noqa: F401 - fixtures
 
 
 @pytest.fixture(autouse=True)
