@@ -63,7 +63,7 @@ def test_the_ranked_table(tmp_path):
     assert tisa["in words"] == alibi["in words"] == "better"
     assert (learned["in words"], learned["minus learned"], learned["its interval"]) == ("baseline", "", "")
     assert (nope["in words"], nope["its interval"]) == ("no difference shown", "−0.323 … +0.423")
-    assert (learned["parameters"], learned["s per step"], learned["peak MB"]) == ("16384", "0.25", "700")
+    assert (learned["parameters"], learned["s/step"], learned["MB"]) == ("16384", "0.25", "700")
     assert {row["runs"] for row in rows} == {"3 of 3"}
 
 

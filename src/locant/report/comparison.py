@@ -165,8 +165,8 @@ def _ranked_table(comparison: Comparison, task: Task, rows: list[Row]) -> Grid:
         "its interval",
         "in words",
         "parameters",
-        "s per step",
-        "peak MB",
+        "s/step",
+        "MB",
         "runs",
     ]
     cells: list[list[Cell]] = [
@@ -602,8 +602,8 @@ def _what_was_run(out: Path, comparison: Comparison, task: Task, found: list[Out
     for name, values in _described(out, found).items():
         settings.append([name, ", ".join(values)])
     lengths = sorted({row["length"] for each in found for row in each.tests})
-    header = ["scheme", "seed", "state", "step", *(f"{task.metric} at {length:,}" for length in lengths), "s per step",
-              "peak MB", "parameters", "of the scheme", "s before", "s training", "s test"]  # fmt: skip
+    header = ["scheme", "seed", "state", "step", *(f"{task.metric} at {length:,}" for length in lengths), "s/step",
+              "MB", "parameters", "of the scheme", "s before", "s training", "s test"]  # fmt: skip
     cells: list[list[Cell]] = []
     for each in found:
         seconds = each.cost.get("seconds", {})
