@@ -15,7 +15,6 @@ from locant.cli import app
 from locant.report import inspection as report
 from locant.report import page
 from tests import hf_models
-from tests.test_page import browser, visit  # noqa: F401 - fixtures
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +56,7 @@ def test_every_part_is_made(kind, tmp_path):
     assert len(list((tmp_path / "csv").glob("*.csv"))) >= 8
 
 
-def test_the_page_works_in_a_browser(visit, tmp_path):  # noqa: F811
+def test_the_page_works_in_a_browser(visit, tmp_path):
     made = report.report(inspected(locant.swap(hf_models.make("gpt2"), "huang4:clip=8")))
     opened = visit(page.write(made, tmp_path / "page.html"))
     opened.evaluate("window.dispatchEvent(new Event('beforeprint'))")  # draws what is still out of sight

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import re
-import shutil
 from html import unescape
 
 import pytest
@@ -256,40 +255,6 @@ def test_side_by_side_keeps_what_only_one_has():
 
 
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium on this machine")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(browser):
-    """Opens a file; at the end nothing may have gone wrong in it."""
-    contexts, problems = [], []
-
-    def open_page(path, width=1400, height=900, scheme="light"):
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
-        page.on("dialog", lambda dialog: problems.append(dialog.message))
-        page.goto(path.as_uri())
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert problems == []
 
 
 DRAWN = """() => [...document.querySelectorAll('.stage')].filter(s =>

@@ -147,13 +147,14 @@ def _order(comparison: Comparison, rows: list[Row]) -> list[str]:
         return ["One seed: no interval, and no winner. The order below may be chance; use --seeds 3 or more."]
     said = []
     ranked = [row for row in rows if math.isfinite(row.score.mean)]
-    if len(ranked) > 1 and ranked[0].scheme not in few:
+    if len(ranked) > 1:
         first, second = ranked[:2]
         found = difference(first.scores, second.scores, higher_is_better=task.higher_is_better)
-        said.append(
-            f"{first.scheme} has the best mean {task.metric}, {first.score.mean:.4g}. Against the second, "
-            f"{second.scheme}: {found.verdict}{_signed(found.estimate)}."
-        )
+        if found.estimate.low is not None:
+            said.append(
+                f"{first.scheme} has the best mean {task.metric}, {first.score.mean:.4g}. Against the second, "
+                f"{second.scheme}: {found.verdict}{_signed(found.estimate)}."
+            )
     if few:
         said.append(f"Only one seed of {_listed(few)}: no interval there, and nothing can be said of the difference.")
     return said
@@ -162,27 +163,28 @@ def _order(comparison: Comparison, rows: list[Row]) -> list[str]:
 def _against_baseline(comparison: Comparison, rows: list[Row]) -> list[str]:
     task = find_task(comparison.work.task)
     baseline = comparison.schemes[0]
-    said: list[str] = []
-    alike: list[Row] = []
-    for row in rows:
-        if row.against is None or row.against.estimate.low is None:
-            continue
-        at, verdict = row.against.estimate, row.against.verdict
-        if baseline in (leader.scheme for leader in rows[:2]) and row in rows[:2]:
-            continue  # said above: the first against the second
+    judged = {
+        row.scheme: row.against
+        for row in rows
+        if row.against is not None
+        and row.against.estimate.low is not None
+        # said above: the first against the second
+        and not (row in rows[:2] and baseline in (leader.scheme for leader in rows[:2]))
+    }
+    said = []
+    for verdict in dict.fromkeys(found.verdict for found in judged.values()):
+        its = {scheme: found.estimate for scheme, found in judged.items() if found.verdict == verdict}
+        schemes = _listed(list(its))
+        gaps = _listed([f"{scheme} ({_plus(at.mean)})" for scheme, at in its.items()])
+        one = _signed(next(iter(its.values()))) if len(its) == 1 else ""
         if verdict == "no difference shown":
-            alike.append(row)
+            said.append(f"{schemes} against {baseline}: no difference shown{one}.")
         elif verdict == "no spread between seeds":
-            by = _plus(at.mean)
-            said.append(f"{row.scheme} and {baseline} differ by {by} in every seed: there is no spread to judge it by.")
+            said.append(f"The same difference to {baseline} in every seed, so no spread to judge it by: {gaps}.")
+        elif one:
+            said.append(f"{schemes} is {verdict} than {baseline} in {task.metric}{one}.")
         else:
-            said.append(
-                f"{row.scheme} is {verdict} than {baseline} by {abs(at.mean):.3g} in {task.metric}{_signed(at)}."
-            )
-    if alike:
-        names = _listed([row.scheme for row in alike])
-        one = _signed(alike[0].against.estimate) if len(alike) == 1 and alike[0].against else ""
-        said.append(f"{names} against {baseline}: no difference shown{one}.")
+            said.append(f"{verdict.capitalize()} than {baseline} in {task.metric}: {gaps}.")
     return said
 
 
@@ -193,7 +195,7 @@ def _longer(comparison: Comparison, rows: list[Row]) -> list[str]:
         return []
     said = []
     able = [row for row in rows if longest in row.by_length and math.isfinite(row.by_length[longest].mean)]
-    if able:
+    if any(row.by_length[longest].count > 1 for row in able):  # one seed has no winner
         best = (max if task.higher_is_better else min)(able, key=lambda row: row.by_length[longest].mean)
         said.append(
             f"At {longest:,} tokens, {longest / trained:g} × the length of training, {best.scheme} has the best mean "

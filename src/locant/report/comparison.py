@@ -165,8 +165,8 @@ def _ranked_table(comparison: Comparison, task: Task, rows: list[Row]) -> Grid:
         "its interval",
         "in words",
         "parameters",
-        "s per step",
-        "peak MB",
+        "s/step",
+        "MB",
         "runs",
     ]
     cells: list[list[Cell]] = [
@@ -318,7 +318,8 @@ def _lengths(comparison: Comparison, task: Task, found: list[Outcome], rows: lis
             for scheme in comparison.schemes}  # fmt: skip
     mark = ((float(trained), "trained length"),)
     figures: list[Figure] = []
-    if _tested_lengths(rows, but=trained) and any(done.values()):
+    longer = _tested_lengths(rows, but=trained)
+    if longer and any(done.values()):
         scores = {scheme: [_by_length(run, task.metric) for run in runs] for scheme, runs in done.items()}
         several = "bars are 95 % intervals over seeds" if max(map(len, done.values())) > 1 else "one seed, no interval"
         changes = {
@@ -339,8 +340,8 @@ def _lengths(comparison: Comparison, task: Task, found: list[Outcome], rows: lis
                 f"change in {task.metric} ({_direction(task)})",
                 changes,
                 f"The same models against themselves at the length of training; {several}. What seeds differ in drops out, so "
-                f"the bars are shorter than above. {'Above' if task.higher_is_better else 'Below'} 0, longer inputs help; a few "
-                "hundredths are normal for schemes that carry over.",
+                f"the bars are shorter than above. {'Above' if task.higher_is_better else 'Below'} 0, longer inputs help. A scheme "
+                "that carries over stays near 0 or on the good side of it; one that does not has left it after a doubling or two.",
             ),
         ):
             lines = _lines(
@@ -370,6 +371,8 @@ def _lengths(comparison: Comparison, task: Task, found: list[Outcome], rows: lis
                 marks=mark,
             )
         )
+    if not longer:
+        return Section("By position", "Where in the input the score is made.", tuple(figures))
     intro = f"Trained at {trained:,} tokens: what happens on longer inputs, which no scheme has seen."
     return Section("Longer inputs", intro, tuple(figures))
 
@@ -535,8 +538,8 @@ def _invariance(comparison: Comparison, found: list[Outcome]) -> Section:
         figures.append(
             Lines(
                 f"Translation invariance of {scheme} during training",
-                "R² of the best fit by a function of the offset alone (Toeplitz): 1 is translation-invariant"
-                f"{_band(comparison, found)}. A fresh table is noise: its vectors are nearly orthogonal, so that the diagonal "
+                f"R² of the best fit by a function of the offset alone (Toeplitz){_band(comparison, found)}. 1 is "
+                "translation-invariant. A fresh table is noise: its vectors are nearly orthogonal, so that the diagonal "
                 "alone gives E Eᵀ and the cosine a good R², and without the diagonal (i ≠ j) it is near 0. Normal is a "
                 "slow rise of the latter, as the model finds out that distances matter more than places; in a short "
                 "training it stays low. Heads are those of the first layer.",
@@ -578,7 +581,7 @@ def _failures(out: Path, found: list[Outcome]) -> Section:
         "tried again when the command is given again."
     )
     grid = Grid("Runs that failed", note, ("scheme", "seed", "reason", "last step logged", "more in"), cells)
-    return Section("Failed runs", "They count in no mean above.", (grid,))
+    return Section("Failed runs", "They count in no score above.", (grid,))
 
 
 def _what_was_run(out: Path, comparison: Comparison, task: Task, found: list[Outcome]) -> Section:
@@ -599,8 +602,8 @@ def _what_was_run(out: Path, comparison: Comparison, task: Task, found: list[Out
     for name, values in _described(out, found).items():
         settings.append([name, ", ".join(values)])
     lengths = sorted({row["length"] for each in found for row in each.tests})
-    header = ["scheme", "seed", "state", "step", *(f"{task.metric} at {length:,}" for length in lengths), "s per step",
-              "peak MB", "parameters", "of the scheme", "s before", "s training", "s test"]  # fmt: skip
+    header = ["scheme", "seed", "state", "step", *(f"{task.metric} at {length:,}" for length in lengths), "s/step",
+              "MB", "parameters", "of the scheme", "s before", "s training", "s test"]  # fmt: skip
     cells: list[list[Cell]] = []
     for each in found:
         seconds = each.cost.get("seconds", {})

@@ -315,7 +315,7 @@
         else bands.push((band = [[px, low, high]]));
       }
       const n = (v) => v.toFixed(2);
-      const aside = 5 * (this.figure.series.indexOf(series) - (this.figure.series.length - 1) / 2); // so that none hides another
+      const aside = Math.min(5, 30 / this.figure.series.length) * (this.figure.series.indexOf(series) - (this.figure.series.length - 1) / 2); // so that none hides another
       if (this.figure.whiskers) for (const [px, low, high] of bands.splice(0).flat()) {
         const at = Math.min(Math.max(px + aside, this.area.left + 3), this.area.right - 3);
         group.append(svg("path", { class: "line whisker", d: `M${n(at - 2.5)} ${n(low)}h5M${n(at)} ${n(low)}V${n(high)}m-2.5 0h5`, style: `stroke:${colour}` }));

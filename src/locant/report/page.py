@@ -30,6 +30,7 @@ from locant.report.figures import (
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 COLOURS = 8  # that page.css has, --c0 and on
+WIDE = 8  # columns from which on they stand closer together
 SHORT = 24  # letters of a cell that is not broken into lines
 
 
@@ -241,6 +242,7 @@ def _plot(at: int, figure: Lines | Heat | Small | Grid | Intervals | None, side:
 
 def _table(grid: Grid) -> str:
     kinds = [_kind([row[at] for row in grid.rows]) for at in range(len(grid.header))]
+    wide = ' class="wide"' if len(kinds) > WIDE else ""
     head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for kind, name in zip(kinds, grid.header, strict=True))
     rows = "".join(
         "<tr>" + "".join(f"<td{kind}>{_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
@@ -248,7 +250,7 @@ def _table(grid: Grid) -> str:
     )
     return (
         f'<div class="table" tabindex="0" role="region" aria-label="{escape(grid.title)}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<table{wide}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 

@@ -1,0 +1,160 @@
+"""What a folder of runs is said to show."""
+
+import math
+
+import pytest
+
+from locant.experiments import tasks
+from locant.experiments.results import outcome, outcomes, sentences
+from locant.experiments.run import Run
+from locant.experiments.tasks.language import Causal
+from tests.comparisons import begin, begun, fail, finish, rows_of, whole
+
+
+class Choice(Causal):
+    name = "choice"
+    metric = "accuracy"
+    higher_is_better = True
+
+
+def said(out, comparison) -> list[str]:
+    return sentences(comparison, rows_of(out, comparison))
+
+
+def test_the_lowest_loss_is_first(tmp_path):
+    rows = rows_of(tmp_path, whole(tmp_path))
+    assert [row.scheme for row in rows] == ["tisa", "alibi", "learned", "nope"]
+    by_scheme = {row.scheme: row for row in rows}
+    tisa = by_scheme["tisa"]
+    assert tisa.score.mean == pytest.approx(3.65)
+    assert tisa.score.high == pytest.approx(3.65 + 0.37262, abs=1e-5)
+    assert tisa.against.estimate.mean == pytest.approx(-0.45)
+    assert tisa.against.estimate.low == pytest.approx(-0.57421, abs=1e-5)
+    assert (tisa.against.verdict, by_scheme["nope"].against.verdict) == ("better", "no difference shown")
+    assert tisa.by_length[1024].mean == pytest.approx(3.65 + 3 * 0.125)
+    assert by_scheme["learned"].refused == dict.fromkeys((256, 512, 1024), "its positions end at 128")
+    assert list(by_scheme["learned"].by_length) == [128]
+    assert by_scheme["learned"].against is None
+    assert (tisa.parameters, tisa.seconds_per_step, tisa.finished, tisa.wanted) == (0, 0.25, 3, 3)
+
+
+def test_the_highest_accuracy_is_first(tmp_path, monkeypatch):
+    monkeypatch.setitem(tasks.TASKS, "choice", lambda detail: Choice())
+    comparison = begin(tmp_path, ["a", "b", "c"], task="choice")
+    for scheme, at in (("a", 0.6), ("b", 0.9), ("c", 0.3)):
+        for seed in range(3):
+            finish(tmp_path, comparison, scheme, seed, at + seed / 100 + (0.001 * seed**2 if scheme != "a" else 0))
+    rows = rows_of(tmp_path, comparison)
+    assert [(row.scheme, row.against and row.against.verdict) for row in rows] == [
+        ("b", "better"), ("a", None), ("c", "worse"),
+    ]  # fmt: skip
+    assert said(tmp_path, comparison)[0].startswith(
+        "b has the best mean accuracy, 0.9117. Against the second, a: better"
+    )
+
+
+def test_a_score_that_is_no_number_is_last_and_wins_nothing(tmp_path):
+    comparison = begin(tmp_path, ["learned", "rope", "nope"], seeds=2)
+    for seed, (learned, rope) in enumerate([(4.0, 3.0), (4.2, math.nan)]):
+        finish(tmp_path, comparison, "learned", seed, learned)
+        finish(tmp_path, comparison, "rope", seed, rope)
+    rows = rows_of(tmp_path, comparison)
+    assert [row.scheme for row in rows] == ["learned", "rope", "nope"]
+    assert math.isnan(rows[1].score.mean)
+    assert rows[1].score.low is None
+    assert rows[1].against.verdict == "no number"
+    assert not [sentence for sentence in sentences(comparison, rows) if "best" in sentence and "rope" in sentence]
+
+
+def test_the_sentences_of_a_whole_comparison(tmp_path):
+    assert said(tmp_path, whole(tmp_path)) == [
+        "tisa has the best mean loss, 3.65. Against the second, alibi: no difference shown "
+        "(difference −0.133, 95 % interval −0.323 to +0.0564, 3 seeds).",
+        "Better than learned in loss: tisa (−0.45) and alibi (−0.317).",
+        "nope against learned: no difference shown (difference +0.05, 95 % interval −0.323 to +0.423, 3 seeds).",
+        "At 1,024 tokens, 8 × the length of training, alibi has the best mean loss: 3.596, after 3.783 at 128.",
+        "learned cannot read 256, 512 and 1,024 tokens: its positions end at 128.",
+    ]
+
+
+def test_first_against_baseline_is_said_once(tmp_path):
+    found = said(tmp_path, whole(tmp_path, schemes=("learned", "tisa")))
+    assert len([sentence for sentence in found if "tisa" in sentence and "learned" in sentence]) == 1
+    assert found[0].startswith(
+        "tisa has the best mean loss, 3.65. Against the second, learned: better (difference −0.45"
+    )
+
+
+def test_one_that_is_worse_comes_with_its_interval(tmp_path):
+    comparison = begin(tmp_path, ["a", "b", "c", "d"])
+    for seed in range(3):
+        for scheme, score in (("a", 4.2), ("b", 4.1), ("c", 5.0), ("d", 4.25)):
+            finish(tmp_path, comparison, scheme, seed, score + seed / 10 + (seed == 1) * (scheme in "bc") / 50)
+    # c − a: 0.8, 0.82, 0.8; d − a: 0.05 three times, but for rounding
+    assert said(tmp_path, comparison)[1:3] == [
+        "The same difference to a in every seed, so no spread to judge it by: d (+0.05).",
+        "c is worse than a in loss (difference +0.807, 95 % interval +0.778 to +0.835, 3 seeds).",
+    ]
+
+
+def test_many_without_a_difference_are_one_sentence(tmp_path):
+    comparison = begin(tmp_path, ["a", "b", "c", "d"], seeds=2)
+    for scheme, (one, two) in {"a": (3.0, 3.1), "b": (2.9, 3.3), "c": (3.2, 3.05), "d": (3.1, 3.4)}.items():
+        finish(tmp_path, comparison, scheme, 0, one)
+        finish(tmp_path, comparison, scheme, 1, two)
+    assert "c and d against a: no difference shown." in said(tmp_path, comparison)
+
+
+def test_one_seed_has_no_winner(tmp_path):
+    found = said(tmp_path, whole(tmp_path, seeds=1))
+    assert found[0] == "One seed: no interval, and no winner. The order below may be chance; use --seeds 3 or more."
+    assert not [
+        sentence
+        for sentence in found
+        if "better than" in sentence or "against" in sentence.lower() or "best" in sentence
+    ]
+
+
+def test_while_runs_go_on(tmp_path):
+    comparison = begin(tmp_path, ["learned", "tisa"], seeds=2)
+    assert said(tmp_path, comparison) == ["No run has finished yet.", "0 of 4 runs have ended so far."]
+    finish(tmp_path, comparison, "learned", 0, 4.0)
+    finish(tmp_path, comparison, "tisa", 0, 3.9)
+    begun(tmp_path, comparison, "learned", 1, upto=4)
+    assert said(tmp_path, comparison)[0] == (
+        "One seed so far: no interval yet, and no winner. The order below may be chance."
+    )
+    assert said(tmp_path, comparison)[-1] == "2 of 4 runs have ended so far."
+    finish(tmp_path, comparison, "tisa", 1, 3.8)
+    rows = rows_of(tmp_path, comparison)
+    assert rows[0].against.verdict == "one seed"
+    assert sentences(comparison, rows)[0] == (
+        "Only one seed of learned: no interval there, and nothing can be said of the difference."
+    )
+
+
+def test_failures_are_said_with_their_reason(tmp_path):
+    comparison = begin(tmp_path, ["learned", "rope"], seeds=3)
+    for seed in range(3):
+        finish(tmp_path, comparison, "learned", seed, 4.0 + seed / 10)
+    for seed, reason in enumerate(["the loss was nan at step 10", "no space left", "the loss was nan at step 10"]):
+        fail(tmp_path, comparison, "rope", seed, reason)
+    rows = rows_of(tmp_path, comparison)
+    assert [row.scheme for row in rows] == ["learned", "rope"]
+    assert rows[1].failed[1] == "no space left"
+    assert rows[1].against.verdict == "no seed in common"
+    assert sentences(comparison, rows)[-2:] == [
+        "rope failed with seeds 0 and 2: the loss was nan at step 10.",
+        "rope failed with seed 1: no space left.",
+    ]
+
+
+def test_files_that_are_being_written(tmp_path):
+    comparison = begin(tmp_path, ["learned"], seeds=2)
+    here = begun(tmp_path, comparison, "learned", 0, upto=6)
+    with (here / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "step": 8, "lo')
+    first, second = outcomes(tmp_path, comparison)
+    assert (first.state, first.step, first.score("loss")) == ("begun", 6, None)
+    assert (second.state, second.step) == ("new", 0)
+    assert outcome(tmp_path, Run(comparison.work, "learned", 0)) == first
