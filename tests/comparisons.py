@@ -18,7 +18,9 @@ VERSIONS = {"locant": "0.1.0", "torch": "2.9.0", "transformers": "5.0.0", "pytho
 
 
 def begin(out: Path, schemes: list[str], seeds: int = 3, task: str = "clm") -> Comparison:
-    comparison = Comparison(Work(task, "gpt2", None, SCRATCH["quick"], STEPS), tuple(schemes), seeds, ABOUT)
+    comparison = Comparison(
+        Work(task, "gpt2", None, SCRATCH["quick"], STEPS), tuple(schemes), tuple(range(seeds)), ABOUT
+    )
     out.mkdir(parents=True, exist_ok=True)
     (out / "comparison.json").write_text(json.dumps(comparison.to_dict()))
     return comparison

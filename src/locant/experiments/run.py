@@ -27,6 +27,7 @@ from locant.experiments.arms import build
 from locant.experiments.preset import Preset
 from locant.experiments.tasks import task as find_task
 from locant.experiments.tasks.task import Setting
+from locant.schemes import Scheme
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
@@ -263,7 +264,8 @@ def _trainer(run: Run, model: PreTrainedModel, here: Setting, arguments: Trainin
                 whole: Any = self.model if model is None else model
                 named = [(name, p) for name, p in whole.named_parameters() if p.requires_grad]
                 decayed = set(self.get_decay_parameter_names(whole))
-                scheme = {name for name, _ in named if "locant." in name}
+                owners = tuple(f"{name}." for name, part in whole.named_modules() if isinstance(part, Scheme))
+                scheme = {name for name, _ in named if name.startswith(owners)}
                 groups = [
                     {"params": [p for n, p in named if n in decayed - scheme], "weight_decay": preset.decay},
                     {"params": [p for n, p in named if n not in decayed | scheme], "weight_decay": 0.0},
