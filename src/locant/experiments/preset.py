@@ -55,7 +55,7 @@ FINETUNE: dict[str, Preset] = {
 
 # Tested with whole paragraphs, where it was trained with parts of them.
 ANSWERS: dict[str, Preset] = {
-    "quick": Preset(length=128, batch=16, rate=1e-4, steps=400, evaluated=500, scheme_rate=1e-3, longest=4),
+    "quick": Preset(length=128, batch=16, rate=1e-4, steps=300, evaluated=200, scheme_rate=1e-3, longest=4),
     "small": Preset(length=192, batch=32, rate=5e-5, steps=3000, evaluated=2000, scheme_rate=1e-3, longest=2),
     # Huang et al. 2020: 3e-5, batch 48, 2 epochs of SQuAD.
     "paper": Preset(length=384, batch=48, rate=3e-5, steps=3700, evaluated=0, scheme_rate=1e-3, longest=4),
