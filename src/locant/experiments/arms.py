@@ -11,6 +11,7 @@ first, from the seed, and the scheme takes their place after that.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 NATIVE = "native"
+FEWEST = 7
+"""Positions of a model: `swap` tries a model out with so many tokens."""
 
 
 def specs(text: str) -> list[str]:
@@ -64,16 +67,31 @@ def build(task: Task, setting: Setting, model: str, spec: str, seed: int) -> Pre
 
 def check(task: Task, setting: Setting, model: str, spec: str) -> None:
     """Whether an arm can be made and reads what it is trained on: before anything is trained."""
+    preset, tokens = setting.preset, task.positions(setting.preset)
+    if tokens < FEWEST:
+        raise ValueError(
+            f"{task.name} has {tokens} tokens at a length of {preset.length}; to put in a scheme takes {FEWEST}: "
+            f"choose a longer length, as --preset quick:length={preset.length + FEWEST}"
+        )
     try:
         made = build(task, setting, model, spec, seed=0)
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as problem:
         raise ValueError(f"{spec}: {problem}") from None
-    reason = too_long(made, setting.preset.length)
+    reason = too_long(made, tokens)
     if reason:
-        raise ValueError(
-            f"{spec} cannot be trained at {setting.preset.length} tokens: {reason}. Choose another scheme, "
-            f"or a shorter length, as --preset quick:length={longest(made)}"
-        )
+        limit = longest(made) or 0
+        shorter = (length for length in range(preset.length, 0, -1))
+        fitting = next((x for x in shorter if task.positions(replace(preset, length=x)) <= limit), None)
+        hint = f", or a shorter length, as --preset quick:length={fitting}" if fitting else ""
+        raise ValueError(f"{spec} cannot be trained at {tokens} tokens: {reason}. Choose another scheme{hint}")
+    if task.auto == "AutoModelForCausalLM" and not _is_causal(made):
+        raise ValueError(f"{model} reads what it should foretell, and {task.name} needs a causal model: gpt2 or llama")
+
+
+def _is_causal(model: PreTrainedModel) -> bool:
+    from locant.analysis.behaviour import is_causal
+
+    return is_causal(model, torch.tensor([[1, 2]]))
 
 
 def _with_length(spec: str, model: Any) -> str:
@@ -94,43 +112,44 @@ def _from_scratch(task: Task, setting: Setting, shape: str) -> PreTrainedModel:
 
     end = setting.tokenizer.eos_token_id
     tokens = {"pad_token_id": setting.tokenizer.pad_token_id, "bos_token_id": end, "eos_token_id": end}
-    config = SHAPES[shape](setting.preset, vocab_size=len(setting.tokenizer), **tokens, **task.head(setting))
+    positions = task.positions(setting.preset)
+    config = SHAPES[shape](setting.preset, positions, vocab_size=len(setting.tokenizer), **tokens, **task.head(setting))
     return getattr(transformers, task.auto).from_config(config)  # type: ignore[no-any-return]
 
 
-def _gpt2(p: Preset, **rest: Any) -> PreTrainedConfig:
+def _gpt2(p: Preset, positions: int, **rest: Any) -> PreTrainedConfig:
     from transformers import GPT2Config
 
     return GPT2Config(
-        **rest, n_positions=p.length, n_embd=p.width, n_layer=p.layers, n_head=p.heads,
+        **rest, n_positions=positions, n_embd=p.width, n_layer=p.layers, n_head=p.heads,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
 
 
-def _llama(p: Preset, **rest: Any) -> PreTrainedConfig:
+def _llama(p: Preset, positions: int, **rest: Any) -> PreTrainedConfig:
     from transformers import LlamaConfig
 
     return LlamaConfig(
-        **rest, max_position_embeddings=p.length, hidden_size=p.width, num_hidden_layers=p.layers,
+        **rest, max_position_embeddings=positions, hidden_size=p.width, num_hidden_layers=p.layers,
         num_attention_heads=p.heads, intermediate_size=-(-8 * p.width // 24) * 8, tie_word_embeddings=True,
     )  # fmt: skip
 
 
-def _bert(p: Preset, **rest: Any) -> PreTrainedConfig:
+def _bert(p: Preset, positions: int, **rest: Any) -> PreTrainedConfig:
     from transformers import BertConfig
 
     return BertConfig(
-        **rest, max_position_embeddings=p.length, hidden_size=p.width, num_hidden_layers=p.layers,
+        **rest, max_position_embeddings=positions, hidden_size=p.width, num_hidden_layers=p.layers,
         num_attention_heads=p.heads, intermediate_size=4 * p.width, hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )  # fmt: skip
 
 
-def _albert(p: Preset, **rest: Any) -> PreTrainedConfig:
+def _albert(p: Preset, positions: int, **rest: Any) -> PreTrainedConfig:
     from transformers import AlbertConfig
 
     return AlbertConfig(
-        **rest, max_position_embeddings=p.length, hidden_size=p.width, num_hidden_layers=p.layers,
+        **rest, max_position_embeddings=positions, hidden_size=p.width, num_hidden_layers=p.layers,
         num_attention_heads=p.heads, intermediate_size=4 * p.width, embedding_size=min(128, p.width),
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip

@@ -49,6 +49,14 @@ SCRATCH: dict[str, Preset] = {
 FINETUNE: dict[str, Preset] = {
     "quick": Preset(length=128, batch=32, rate=5e-5, steps=200, evaluated=0, scheme_rate=1e-3, longest=1),
     "small": Preset(length=128, batch=32, rate=5e-5, steps=1000, evaluated=0, scheme_rate=1e-3, longest=1),
+    # Devlin et al. 2019: batch 32 and 3 epochs, which are 800 steps of CoLA and 36,800 of MNLI: see --budget.
+    "paper": Preset(length=128, batch=32, rate=3e-5, steps=3000, evaluated=0, scheme_rate=1e-3, longest=1),
+}
+
+# Tested with whole paragraphs, where it was trained with parts of them.
+ANSWERS: dict[str, Preset] = {
+    "quick": Preset(length=128, batch=16, rate=1e-4, steps=300, evaluated=200, scheme_rate=1e-3, longest=4),
+    "small": Preset(length=192, batch=32, rate=5e-5, steps=3000, evaluated=2000, scheme_rate=1e-3, longest=2),
     # Huang et al. 2020: 3e-5, batch 48, 2 epochs of SQuAD.
     "paper": Preset(length=384, batch=48, rate=3e-5, steps=3700, evaluated=0, scheme_rate=1e-3, longest=4),
 }

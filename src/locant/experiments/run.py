@@ -289,7 +289,7 @@ def _trainer(run: Run, model: PreTrainedModel, here: Setting, arguments: Trainin
     if _has_table(stacks, model):
         from locant.analysis.invariance import InvarianceCallback
 
-        callbacks.insert(0, InvarianceCallback(last=preset.length - 1))
+        callbacks.insert(0, InvarianceCallback(last=task.positions(preset) - 1))
     trainer = InOrder(
         model=model,
         args=arguments,

@@ -5,16 +5,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
+from locant.experiments.tasks.algo import PUZZLES, Algo
+from locant.experiments.tasks.glue import KINDS, Glue
 from locant.experiments.tasks.language import Causal, Masked
+from locant.experiments.tasks.squad import Squad
 from locant.experiments.tasks.task import Evaluation, Task
 
 TASKS: dict[str, Callable[[str], Task]] = {
     "clm": lambda detail: Causal(),
     "mlm": lambda detail: Masked(),
+    "glue": Glue,
+    "squad": lambda detail: Squad(),
+    "algo": Algo,
 }
 """First part of a task's name -> what makes the task from the rest: `glue:CoLA`, `algo:copy`."""
 
-DETAILED: dict[str, tuple[str, ...]] = {}
+DETAILED: dict[str, tuple[str, ...]] = {"glue": tuple(KINDS), "algo": tuple(PUZZLES)}
 """Tasks that need a second part, and what it can be."""
 
 

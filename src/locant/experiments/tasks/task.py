@@ -73,6 +73,10 @@ class Task(ABC):
         """What the config of a model must say for this task, such as the number of labels."""
         return {}
 
+    def positions(self, preset: Preset) -> int:
+        """Tokens of the longest training example: positions that a model made from scratch has."""
+        return preset.length
+
     def tokenizer(self, data: str | None, preset: Preset) -> PreTrainedTokenizerBase:
         """The tokenizer of a model made from scratch."""
         raise ValueError(f"{self.name} starts from a trained model: name one with --model")

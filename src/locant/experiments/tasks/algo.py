@@ -1,0 +1,234 @@
+"""Puzzles with one right answer, made as they are needed: trained at small sizes, tested at larger ones.
+
+    copy       b c a =              b c a
+    reverse    b c a =              a c b
+    sort       b c a =              a b c
+    addition   2 9 + 1 8 =          3 7 1       92 + 81 = 173, two numbers of `size` digits, the lowest first
+    parity     1 0 1 1 =            1           whether the number of ones is odd
+    passkey    x y key 4 0 7 1 3 z =  4 0 7 1 3   five digits hidden in `size` letters (Mohtashami and Jaggi 2023)
+
+Trained on sizes 1 to L, tested at L, 2L, 4L, … with examples of exactly that size; `length` in the results is a size.
+The order of the digits in `addition`: with the lowest first, a digit of the sum needs two digits of the question and
+the carry of the digit just written; with the highest first, the very first one needs all of them (Lee et al. 2023,
+arXiv 2307.03381). What is to be told apart here are positions, not carries.
+
+Only the answer is trained on. Its length follows from the size, so that no end is to be learned: when to stop is a
+problem of its own (Newman et al. 2020, arXiv 2010.07174). `exact` is the share of answers in which every token is the
+model's first choice after the right tokens before it, which is the share that greedy decoding gets right: the first
+token of both is the same, and as long as all are right so are the tokens before the next one. It takes one pass where
+decoding takes one per token. `token` is the share of single tokens that are right, after right ones.
+
+Of the smallest sizes there are few puzzles, and they come again and again; of size 16 hardly any comes twice, but for
+the 65,536 of `parity`.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from locant.experiments.preset import PUZZLE, Preset
+from locant.experiments.tasks.task import Evaluation, Setting, Task, too_long
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PAD, ASK, PLUS, KEY = "<pad>", "=", "+", "key"
+DIGITS, LETTERS = string.digits, string.ascii_lowercase
+VOCABULARY = {token: number for number, token in enumerate((PAD, ASK, PLUS, KEY, *DIGITS, *LETTERS))}
+KEY_DIGITS = 5
+TOKENS_AT_ONCE = 8192
+"""Tokens of a test batch."""
+TRAINING, TESTING = 0, 1
+"""Where random numbers come from: tests are never the training examples of some seed."""
+
+Made = tuple[list[str], list[str]]
+"""A question, up to and with its `=`, and the answer."""
+
+
+def _pick(random: Any, symbols: str, count: int) -> list[str]:
+    return [symbols[at] for at in random.integers(len(symbols), size=count)]
+
+
+def _copy(random: Any, size: int) -> Made:
+    letters = _pick(random, LETTERS, size)
+    return [*letters, ASK], letters
+
+
+def _reverse(random: Any, size: int) -> Made:
+    letters = _pick(random, LETTERS, size)
+    return [*letters, ASK], letters[::-1]
+
+
+def _sort(random: Any, size: int) -> Made:
+    letters = _pick(random, LETTERS, size)
+    return [*letters, ASK], sorted(letters)
+
+
+def _addition(random: Any, size: int) -> Made:
+    one, other = (_pick(random, DIGITS, size) for _ in range(2))
+    total = sum(int("".join(reversed(digits))) for digits in (one, other))
+    return [*one, PLUS, *other, ASK], list(reversed(f"{total:0{size + 1}d}"))
+
+
+def _parity(random: Any, size: int) -> Made:
+    bits = _pick(random, "01", size)
+    return [*bits, ASK], [str(bits.count("1") % 2)]
+
+
+def _passkey(random: Any, size: int) -> Made:
+    letters, key = _pick(random, LETTERS, size), _pick(random, DIGITS, KEY_DIGITS)
+    at = int(random.integers(size + 1))
+    return [*letters[:at], KEY, *key, *letters[at:], ASK], key
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    make: Callable[[Any, int], Made]
+    tokens: Callable[[int], int]  # of question and answer, by size
+
+
+PUZZLES: dict[str, Puzzle] = {
+    "copy": Puzzle(_copy, lambda size: 2 * size + 1),
+    "reverse": Puzzle(_reverse, lambda size: 2 * size + 1),
+    "sort": Puzzle(_sort, lambda size: 2 * size + 1),
+    "addition": Puzzle(_addition, lambda size: 3 * size + 3),
+    "parity": Puzzle(_parity, lambda size: size + 2),
+    "passkey": Puzzle(_passkey, lambda size: size + 2 * KEY_DIGITS + 2),
+}
+
+
+def problem(puzzle: str, *numbers: int, size: int | None = None, largest: int = 0) -> Made:
+    """The puzzle of these numbers, such as a seed and that of the example; of a random size up to `largest`."""
+    import numpy
+
+    random = numpy.random.default_rng(numbers)
+    return PUZZLES[puzzle].make(random, int(random.integers(1, largest + 1)) if size is None else size)
+
+
+def encoded(made: Made) -> dict[str, Tensor]:
+    """Token numbers, and labels that are −100 for all but the answer."""
+    question, answer = ([VOCABULARY[token] for token in tokens] for tokens in made)
+    return {
+        "input_ids": torch.tensor(question + answer),
+        "labels": torch.tensor([-100] * len(question) + answer),
+    }
+
+
+class Problems(Dataset[dict[str, Tensor]]):
+    """Puzzles to train on."""
+
+    def __init__(self, puzzle: str, seed: int, largest: int, count: int) -> None:
+        self.puzzle, self.seed, self.largest, self.count = puzzle, seed, largest, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        if not 0 <= number < self.count:
+            raise IndexError(number)
+        return encoded(problem(self.puzzle, TRAINING, self.seed, number, largest=self.largest))
+
+
+class Algo(Task):
+    """One of the puzzles, by its name."""
+
+    metric = "exact"
+    higher_is_better = True
+    presets = PUZZLE
+    auto = "AutoModelForCausalLM"
+    shape = "gpt2"
+
+    def __init__(self, puzzle: str) -> None:
+        self.name, self.puzzle = f"algo:{puzzle}", puzzle
+
+    def positions(self, preset: Preset) -> int:
+        return PUZZLES[self.puzzle].tokens(preset.length)
+
+    def tokenizer(self, data: str | None, preset: Preset) -> PreTrainedTokenizerBase:
+        """One token for each symbol, between spaces."""
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        self._no(data)
+        tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token=PAD))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token=PAD, model_input_names=["input_ids", "attention_mask"]
+        )
+
+    def prepare(self, data: str | None, setting: Setting, count: int) -> str:
+        self._no(data)
+        if setting.tokenizer.get_vocab() != VOCABULARY:
+            raise ValueError(
+                f"{self.name} has a vocabulary of its own, which the tokenizer of the model is not: leave --model out, "
+                f"or name a shape (gpt2, llama) or a model that was trained on a puzzle"
+            )
+        if setting.preset.evaluated < 1:
+            raise ValueError(f"{self.name} has no end of examples: evaluated must be at least 1")
+        sizes = [str(size) for size in self._sizes(setting)]
+        return f"{self.puzzle}, made as it is needed: sizes 1 to {sizes[0]}, tested at {', '.join(sizes)}"
+
+    def _no(self, data: str | None) -> None:
+        if data is not None:
+            raise ValueError(f"{self.name} makes its examples itself and reads no data; leave out --data {data}")
+
+    def _sizes(self, setting: Setting) -> Iterator[int]:
+        size = setting.preset.length
+        while size <= setting.preset.length * setting.preset.longest:
+            yield size
+            size *= 2
+
+    def examples(self, setting: Setting, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
+        return Problems(self.puzzle, seed, setting.preset.length, count)
+
+    def collate(self, setting: Setting, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        from torch.nn.utils.rnn import pad_sequence
+
+        def padded(name: str, value: int) -> Tensor:
+            return pad_sequence([example[name] for example in examples], batch_first=True, padding_value=value)
+
+        # Padding is told from tokens by their number: no puzzle has it inside.
+        ids = padded("input_ids", VOCABULARY[PAD])
+        return {
+            "input_ids": ids,
+            "attention_mask": (ids != VOCABULARY[PAD]).long(),
+            "labels": padded("labels", -100),
+        }
+
+    def evaluate(self, model: PreTrainedModel, setting: Setting) -> Iterator[Evaluation]:
+        for size in self._sizes(setting):
+            tokens = PUZZLES[self.puzzle].tokens(size)
+            reason = too_long(model, tokens)
+            if reason:
+                yield Evaluation(size, refused=f"{reason}, and this has {tokens} tokens")
+            else:
+                yield Evaluation(size, self._test(model, size, setting.preset.evaluated))
+
+    @torch.no_grad()
+    def _test(self, model: PreTrainedModel, size: int, count: int) -> dict[str, float]:
+        from torchmetrics.functional.classification import multiclass_accuracy, multiclass_exact_match
+
+        here, said, right = next(model.parameters()).device, [], []
+        step = max(1, TOKENS_AT_ONCE // PUZZLES[self.puzzle].tokens(size))
+        for start in range(0, count, step):
+            made = [problem(self.puzzle, TESTING, size, at, size=size) for at in range(start, min(start + step, count))]
+            # All of one size are of one length: nothing is padded.
+            ids = torch.stack([encoded(each)["input_ids"] for each in made])
+            answer = len(made[0][1])
+            logits = model(input_ids=ids.to(here)).logits[:, -answer - 1 : -1].float().cpu()
+            if not bool(logits.isfinite().all()):
+                raise ValueError("the outputs of the model hold NaN or infinity: there is nothing to score")
+            said.append(logits.argmax(-1))
+            right.append(ids[:, -answer:])
+        found, wanted, classes = torch.cat(said), torch.cat(right), len(VOCABULARY)
+        return {
+            "exact": float(multiclass_exact_match(found, wanted, classes)),
+            "token": float(multiclass_accuracy(found, wanted, classes, average="micro")),
+        }

@@ -1,0 +1,369 @@
+"""SQuAD v1.1 (Rajpurkar et al. 2016, arXiv 1606.05250): the part of a paragraph that answers a question.
+
+Question and paragraph are one input. A paragraph that is longer than that is read in windows that overlap by up to 128
+tokens; a window without the answer says so with its first token. Trained with windows of one length and tested with
+longer ones, up to whole paragraphs: the inductive test of Huang et al. 2020 (arXiv 2009.13658).
+
+The answer is the span with the highest sum of its start and end logits: of all windows of a question, among the 20 best
+starts and the 20 best ends, inside the paragraph, not longer than 30 tokens. Exact match and F1 are those of the
+official script: without case, punctuation, articles and spaces, best over the answers of several people. They are
+torchmetrics', which differs in one case alone: of two texts in which nothing is left, F1 is 100 and not 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from locant.experiments import source
+from locant.experiments.preset import ANSWERS
+from locant.experiments.tasks.rows import Rows, batches, fit, open_rows, pad, small, spread, write_rows
+from locant.experiments.tasks.task import Evaluation, Setting, Task, order, too_long
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+HUB = "rajpurkar/squad"
+STRIDE, QUESTION = 128, 64
+"""Tokens that two windows have in common, and tokens of a question: at most these, and a third of the length."""
+SHORTEST = 16
+"""A window must hold a third of itself of the question, the separators, and more of the paragraph than it repeats."""
+BEST, ANSWER = 20, 30
+"""Starts and ends that are tried; tokens of an answer, at most."""
+
+
+@dataclass(frozen=True)
+class Question:
+    id: str
+    text: str
+    context: str
+    answers: tuple[tuple[str, int], ...]  # each with the place of its first letter
+
+    def is_there(self) -> bool:
+        """Whether the first answer, which is trained on, is where it says."""
+        text, start = self.answers[0]
+        return start >= 0 and self.context[start : start + len(text)] == text
+
+
+class Squad(Task):
+    name = "squad"
+    metric = "f1"
+    higher_is_better = True
+    presets = ANSWERS
+    auto = "AutoModelForQuestionAnswering"
+    shape = "bert"
+
+    def prepare(self, data: str | None, setting: Setting, count: int) -> str:
+        preset = setting.preset
+        if preset.length < SHORTEST:
+            raise ValueError(f"squad needs a length of at least {SHORTEST} for a question and a part of its paragraph; "
+                             f"got {preset.length}")  # fmt: skip
+        train, test, where = _read(data)
+        there = [question for question in train if question.is_there()]
+        if not there:
+            raise ValueError(f"{where}: none of {len(train):,} answers is in its paragraph at its answer_start")
+        trained = [there[at] for at in spread(len(there), count)]
+        tested = [test[at] for at in spread(len(test), preset.evaluated)]
+        fit(setting.tokenizer)
+        windows = Windows(setting.tokenizer, preset.length)
+        features = write_rows(setting.folder / "train.arrow", _columns(trained), windows.to_train)
+        for length in self._lengths(setting):
+            windows = Windows(setting.tokenizer, length)
+            write_rows(setting.folder / f"test-{length}.arrow", _columns(tested), windows.to_test)
+        _write_questions(setting.folder / "questions.arrow", tested)
+        said = f"{len(there):,} questions of {where}, tested on {len(tested):,} others"
+        if features > len(trained):
+            said += f"; {features:,} windows of {len(trained):,} of them are trained on"
+        if len(there) < len(train):
+            said += f"; {len(train) - len(there):,} are left out: their answer is not where answer_start says"
+        return said
+
+    def _lengths(self, setting: Setting) -> Iterator[int]:
+        length = setting.preset.length
+        while length <= setting.preset.length * setting.preset.longest:
+            yield length
+            length *= 2
+
+    def examples(self, setting: Setting, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
+        table = open_rows(setting.folder / "train.arrow")
+        return Rows(table, order(count, len(table), seed))
+
+    def collate(self, setting: Setting, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        ends = {
+            name: torch.stack([example[name] for example in examples]) for name in ("start_positions", "end_positions")
+        }
+        return {**pad(setting.tokenizer, examples), **ends}
+
+    def evaluate(self, model: PreTrainedModel, setting: Setting) -> Iterator[Evaluation]:
+        for length in self._lengths(setting):
+            reason = too_long(model, length)
+            if reason:
+                yield Evaluation(length, refused=reason)
+            else:
+                yield Evaluation(length, self._test(model, setting, length))
+
+    @torch.no_grad()
+    def _test(self, model: PreTrainedModel, setting: Setting, length: int) -> dict[str, float]:
+        questions, here = open_rows(setting.folder / "questions.arrow"), next(model.parameters()).device
+        best = [Span(-torch.inf, 0, 0)] * len(questions)
+        for _, rows in batches(open_rows(setting.folder / f"test-{length}.arrow")):
+            inputs = {name: value.to(here) for name, value in pad(setting.tokenizer, rows).items()}
+            found = model(**inputs)
+            for row, span in zip(rows, spans(found.start_logits, found.end_logits, rows), strict=True):
+                best[row["question"]] = max(best[row["question"]], span, key=lambda span: span.score)
+        return score(questions, best)
+
+
+# ---- windows --------------------------------------------------------------------------------------
+
+
+class Windows:
+    """Cuts questions with their paragraphs into inputs of at most `length` tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, length: int) -> None:
+        if not tokenizer.is_fast:
+            raise ValueError("squad needs a tokenizer that tells where in the text a token is; the model's does not")
+        self.tokenizer, self.length = tokenizer, length
+
+    def to_train(self, some: dict[str, list[Any]]) -> dict[str, Any]:
+        """Inputs, and the first and last token of the answer."""
+        found, offsets = self._cut(some)
+        starts, ends = [], []
+        for ids, source_row, places in zip(
+            found["input_ids"], found["overflow_to_sample_mapping"], offsets, strict=True
+        ):
+            first, text = some["start"][source_row], some["answer"][source_row]
+            start, end = _tokens_of(places, first, first + len(text))
+            nowhere = ids.index(self.tokenizer.cls_token_id) if self.tokenizer.cls_token_id in ids else 0
+            starts.append(nowhere if start is None else start)
+            ends.append(nowhere if end is None else end)
+        return {**self._inputs(found), "start_positions": starts, "end_positions": ends}
+
+    def to_test(self, some: dict[str, list[Any]]) -> dict[str, Any]:
+        """Inputs, the question they are of, and the place of each token in the paragraph: −1 for one that is not."""
+        found, offsets = self._cut(some)
+        rows = [some["number"][row] for row in found["overflow_to_sample_mapping"]]
+        starts, ends = ([[place[side] for place in places] for places in offsets] for side in (0, 1))
+        return {**self._inputs(found), "question": rows, "starts": small(starts), "ends": small(ends)}
+
+    def _cut(self, some: dict[str, list[Any]]) -> tuple[Any, list[list[tuple[int, int]]]]:
+        part = self.length // 3
+        found = self.tokenizer(
+            self._shortened(some["question"], min(QUESTION, part)), some["context"], truncation="only_second",
+            max_length=self.length, stride=min(STRIDE, part), return_overflowing_tokens=True,
+            return_offsets_mapping=True, return_attention_mask=False, verbose=False,
+        )  # fmt: skip
+        offsets = [
+            [place if of == 1 else (-1, -1) for place, of in zip(places, found.sequence_ids(row), strict=True)]
+            for row, places in enumerate(found["offset_mapping"])
+        ]
+        return found, offsets
+
+    def _shortened(self, questions: list[str], most: int) -> list[str]:
+        """Questions of at most so many tokens: the paragraph needs the rest."""
+        stripped = [question.strip() for question in questions]  # some begin with spaces, which say nothing
+        places = self.tokenizer(
+            stripped, add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False
+        )["offset_mapping"]
+        return [
+            text[: place[most - 1][1]] if len(place) > most else text
+            for text, place in zip(stripped, places, strict=True)
+        ]
+
+    @staticmethod
+    def _inputs(found: Any) -> dict[str, Any]:
+        return {name: small(found[name]) for name in ("input_ids", "token_type_ids") if name in found}
+
+
+def _tokens_of(places: list[tuple[int, int]], first: int, end: int) -> tuple[int | None, int | None]:
+    """The first and the last token of the letters from `first` to before `end`; None where not all are there."""
+    inside = [at for at, (start, _) in enumerate(places) if start >= 0]
+    if not inside or places[inside[0]][0] > first or places[inside[-1]][1] < end:
+        return None, None
+    touched = [at for at in inside if places[at][0] < end and places[at][1] > first]
+    return (touched[0], touched[-1]) if touched else (None, None)
+
+
+# ---- answers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a paragraph, by its letters."""
+
+    score: float
+    start: int
+    end: int
+
+
+def spans(start_logits: Tensor, end_logits: Tensor, rows: Sequence[dict[str, Any]]) -> Iterator[Span]:
+    """The best span of each window; one without letters and a score of −∞ where there is none."""
+    starts, ends = start_logits.float().cpu(), end_logits.float().cpu()
+    if not bool(starts.isfinite().all() & ends.isfinite().all()):
+        raise ValueError("the outputs of the model hold NaN or infinity: there is nothing to score")
+    outside = torch.ones(starts.shape, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        outside[number, : len(row["starts"])] = torch.tensor(row["starts"]) < 0
+    count = min(BEST, starts.shape[1])
+    start, first = starts.masked_fill(outside, -torch.inf).topk(count)
+    end, last = ends.masked_fill(outside, -torch.inf).topk(count)
+    sums = start[:, :, None] + end[:, None, :]
+    tokens = last[:, None, :] - first[:, :, None] + 1
+    best, at = sums.masked_fill((tokens < 1) | (tokens > ANSWER), -torch.inf).flatten(1).max(1)
+    for number, row in enumerate(rows):
+        if best[number] == -torch.inf:
+            yield Span(-torch.inf, 0, 0)
+            continue
+        one, other = divmod(int(at[number]), count)
+        yield Span(float(best[number]), row["starts"][first[number, one]], row["ends"][last[number, other]])
+
+
+def score(questions: Any, best: Sequence[Span]) -> dict[str, float]:
+    """Exact match and F1 of the answers, in per cent."""
+    from torchmetrics.functional.text.squad import squad
+
+    said, right = [], []
+    for question, span in zip(questions, best, strict=True):
+        said.append({"id": question["id"], "prediction_text": question["context"][span.start : span.end]})
+        right.append({"id": question["id"], "answers": {"text": question["answers"], "answer_start": []}})
+    return {name: float(value) for name, value in squad(said, right).items()}
+
+
+# ---- files ----------------------------------------------------------------------------------------
+
+
+def _read(data: str | None) -> tuple[list[Question], list[Question], str]:
+    """Questions to train on and to test on, and where they are from."""
+    path = None if data is None else Path(data)
+    if path is not None and path.is_dir():
+        train, test = (_questions(file := _find(path, name), _articles(file)) for name in ("train", "dev"))
+    elif path is not None and path.is_file():
+        train, test = _held_out(path)
+    elif path is not None and (str(data).startswith((".", "/", "~")) or path.suffix):
+        raise FileNotFoundError(f"there is no file or folder {data}")
+    else:
+        train, test = _hub(data or HUB)
+    return train, test, data or HUB
+
+
+def _find(folder: Path, name: str) -> Path:
+    """train-v1.1.json and the like; of several, the one of v1.1."""
+    endings = tuple(f".json{suffix}" for suffix in ("", *source.OPENERS))
+    found = sorted(file for file in folder.glob(f"{name}*") if file.is_file() and file.name.endswith(endings))
+    chosen = [file for file in found if "v1.1" in file.name] if len(found) > 1 else found
+    if len(chosen) != 1:
+        there = ", ".join(file.name for file in chosen or found) or "none"
+        raise FileNotFoundError(f"{folder} must have one file {name}*.json (or .json.xz, .json.gz), for instance "
+                                f"{name}-v1.1.json; it has: {there}")  # fmt: skip
+    return chosen[0]
+
+
+def _articles(path: Path) -> list[Any]:
+    try:
+        articles = json.loads(source.read(path))["data"]
+    except json.JSONDecodeError as problem:
+        raise ValueError(f"{path} is not in JSON: {problem}") from None
+    except (KeyError, TypeError):
+        raise ValueError(f"{path} is not in the format of SQuAD: it has no list 'data' of articles") from None
+    if not articles:
+        raise ValueError(f"{path} is empty: it has no articles")
+    return list(articles)
+
+
+def _held_out(path: Path) -> tuple[list[Question], list[Question]]:
+    """One file for both: every 20th article is kept for testing, or every 20th paragraph where there are few."""
+    pieces = _articles(path)
+    if len(pieces) < source.HELD_OUT:
+        _questions(path, pieces)  # says what is wrong with them
+        pieces = [{"paragraphs": [paragraph]} for article in pieces for paragraph in article["paragraphs"]]
+    if len(pieces) < source.HELD_OUT:
+        raise ValueError(f"{path} has {len(pieces)} paragraphs; at least {source.HELD_OUT} are needed to keep some for "
+                         f"testing. Name a folder with train-v1.1.json and dev-v1.1.json")  # fmt: skip
+    kept = [piece for number, piece in enumerate(pieces, 1) if number % source.HELD_OUT]
+    return _questions(path, kept), _questions(path, pieces[source.HELD_OUT - 1 :: source.HELD_OUT])
+
+
+def _questions(path: Path, articles: list[Any]) -> list[Question]:
+    found: list[Question] = []
+    try:
+        for paragraph in chain.from_iterable(article["paragraphs"] for article in articles):
+            for each in paragraph["qas"]:
+                answers = tuple((str(answer["text"]), int(answer["answer_start"])) for answer in each["answers"])
+                found.append(Question(str(each["id"]), each["question"], paragraph["context"], answers))
+    except (KeyError, TypeError, ValueError) as problem:
+        after = f"after question {found[-1].id}" if found else "at the first question"
+        raise ValueError(f"{path} is not in the format of SQuAD v1.1: {problem!r} {after}") from None
+    return _checked(found, str(path))
+
+
+def _hub(name: str) -> tuple[list[Question], list[Question]]:
+    from datasets import load_dataset
+
+    try:
+        parts = load_dataset(name)
+    except Exception as problem:  # offline, unknown, gated: datasets has an exception for each
+        raise ValueError(
+            f"{name} is no file or folder here, and the hub does not give it: {problem}. Name a folder with "
+            f"train-v1.1.json and dev-v1.1.json with --data"
+        ) from None
+    columns = {"id", "question", "context", "answers"}
+    for part in ("train", "validation"):
+        if part not in parts or not columns <= {*parts[part].column_names}:
+            raise ValueError(f"{name} must have a part {part!r} with {', '.join(sorted(columns))}; got {parts}")
+
+    def read(part: str) -> list[Question]:
+        return _checked(
+            [
+                Question(
+                    row["id"], row["question"], row["context"],
+                    tuple(zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)),
+                )
+                for row in parts[part]
+            ],
+            f"{name}, {part}",
+        )  # fmt: skip
+
+    return read("train"), read("validation")
+
+
+def _checked(questions: list[Question], where: str) -> list[Question]:
+    if not questions:
+        raise ValueError(f"{where} has no questions")
+    without = [question.id for question in questions if not question.answers]
+    if without:
+        raise ValueError(f"{where}: {len(without):,} of {len(questions):,} questions have no answer, such as "
+                         f"{without[0]}. This is SQuAD v1.1, where all have one; is it a file of v2.0?")  # fmt: skip
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise ValueError(f"{where} has question {question.id} twice")
+        seen.add(question.id)
+    return questions
+
+
+def _columns(questions: list[Question]) -> dict[str, list[Any]]:
+    read: dict[str, Callable[[Question], Any]] = {
+        "question": lambda question: question.text,
+        "context": lambda question: question.context,
+        "answer": lambda question: question.answers[0][0],
+        "start": lambda question: question.answers[0][1],
+    }
+    columns = {name: [of(question) for question in questions] for name, of in read.items()}
+    return {**columns, "number": list(range(len(questions)))}
+
+
+def _write_questions(path: Path, questions: list[Question]) -> None:
+    columns: dict[str, list[Any]] = {
+        "id": [question.id for question in questions],
+        "context": [question.context for question in questions],
+        "answers": [[text for text, _ in question.answers] for question in questions],
+    }
+    write_rows(path, columns, lambda some: dict(some))
