@@ -270,11 +270,13 @@ def _trainer(run: Run, model: PreTrainedModel, here: Setting, arguments: Trainin
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             """The mean over the labels of all processes: each has the mean over its own, and some have more of them."""
-            loss, labels = super().compute_loss(model, inputs, *args, **kwargs), inputs.get("labels")
-            if self.args.world_size == 1 or labels is None:
-                return loss
-            counted = labels[..., 1:] if task.auto == "AutoModelForCausalLM" else labels  # the model shifts them
-            own = (counted != -100).sum()
+            if self.args.world_size == 1 or "labels" not in inputs:
+                return super().compute_loss(model, inputs, *args, **kwargs)
+            loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+            causal = task.auto == "AutoModelForCausalLM"  # the model shifts the labels, so that there is one less
+            own = (inputs["labels"][..., 1:] if causal else inputs["labels"]).ne(-100).sum()
+            if not own:
+                loss = 0 * outputs["logits"].sum()  # a mean over nothing is no number; the others have some
             return loss * own * self.args.world_size / self.accelerator.reduce(own, "sum")
 
     callbacks: list[Any] = [Recorder()]
