@@ -139,9 +139,14 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
     ready = time.perf_counter()
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
     trained = time.perf_counter()
+    if trainer.is_fsdp_enabled:  # each process has a part of every weight
+        weights = trainer.accelerator.get_state_dict(trainer.model)
+        if main:
+            model = build(task, here, run.work.model, run.scheme, run.seed)
+            model.load_state_dict(weights)
+            model.to(arguments.device)  # type: ignore[arg-type]
     if not main:
         return
-    model = trainer.accelerator.unwrap_model(trainer.model)
     model.save_pretrained(folder)
     here.tokenizer.save_pretrained(folder)
     model.eval()
@@ -279,19 +284,20 @@ def _trainer(run: Run, model: PreTrainedModel, here: Setting, arguments: Trainin
                 loss = 0 * outputs["logits"].sum()  # a mean over nothing is no number; the others have some
             return loss * own * self.args.world_size / self.accelerator.reduce(own, "sum")
 
-    callbacks: list[Any] = [Recorder()]
-    if _has_table(stacks, model):
-        from locant.analysis.invariance import InvarianceCallback
-
-        callbacks.insert(0, InvarianceCallback(last=preset.length - 1))
     trainer = InOrder(
         model=model,
         args=arguments,
         train_dataset=task.examples(here, run.seed, work.steps * preset.batch),
         data_collator=lambda examples: task.collate(here, examples),
-        callbacks=callbacks,
     )
+    if trainer.is_deepspeed_enabled or (trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2):
+        raise ValueError("a model is sharded by FSDP 2 alone: `fsdp_version: 2` in the config of accelerate launch")
     trainer.remove_callback(transformers.PrinterCallback)
+    if not trainer.is_fsdp_enabled and _has_table(stacks, model):  # a sharded table is whole in no process
+        from locant.analysis.invariance import InvarianceCallback
+
+        trainer.add_callback(InvarianceCallback(last=preset.length - 1))
+    trainer.add_callback(Recorder())  # after what adds to the logs
     # The loss is the model's own mean: some models take the number of labels over all processes and leave it unused.
     trainer.model_accepts_loss_kwargs = False
     return trainer
