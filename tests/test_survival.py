@@ -302,18 +302,20 @@ def test_a_run_that_diverges_is_reported_for_good_and_the_others_go_on(tmp_path)
 
 
 COMPARER = """
-    import multiprocessing, os, resource, sys
+    import multiprocessing, resource, sys
     from pathlib import Path
-    from locant.experiments.comparison import DATA, Budget, begin, pending, where
+    from locant.experiments.comparison import DATA, Budget, begin, open_folder, pending, where
     from locant.experiments.workers import Local, wait_for_others
 
     def compare(out, data, limit):
-        begun = begin(
-            out, task="clm", schemes={schemes!r}, data=data, model=None, seeds=2, budget=Budget(steps={steps}),
-            preset={preset!r}, calibrate=None, say=lambda words: None,
-        )
-        if limit is not None:
+        if limit:
+            begun = open_folder(out)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        else:
+            begun = begin(
+                out, task="clm", schemes={schemes!r}, data=data, model=None, seeds=2, budget=Budget(steps={steps}),
+                preset={preset!r}, calibrate=None, say=lambda words: None,
+            )
         started = set()
         while runs := [(run, where(out, run)) for run in pending(out, begun)]:
             for steps in (Local(1).work(runs, out / DATA), wait_for_others(runs)):
@@ -322,15 +324,15 @@ COMPARER = """
         print(*started)
 
     if __name__ == "__main__":
-        limit = int(sys.argv[3]) if len(sys.argv) > 3 else None
-        compare(Path(sys.argv[1]), sys.argv[2], limit)
+        compare(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
 """
 
 
-def comparer(tmp_path: Path, *arguments: object) -> subprocess.Popen:
+def comparer(tmp_path: Path, out: Path, data: Path, limit: int = 0) -> subprocess.Popen:
+    """A process of its own that compares; `limit` as in `starved`."""
     script = tmp_path / "comparer.py"
     script.write_text(textwrap.dedent(COMPARER).format(schemes=SCHEMES[:3], steps=STEPS, preset=PRESET))
-    command = [sys.executable, str(script), *map(str, arguments)]
+    command = [sys.executable, str(script), *map(str, (out, data, limit))]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -408,24 +410,21 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run(whole, tmp_path, most):
 
 
 def test_a_disk_where_nothing_can_be_written(whole, tmp_path):
-    out, data = tmp_path / "out", text(tmp_path / "text.txt")
-    kept = where(out, open_folder(whole).runs()[0])
-    first = comparer(tmp_path, out, data, 0)
-    _, problems = first.communicate(timeout=120)
-    assert first.returncode == 1
-    last = problems.strip().splitlines()[-1]
-    assert last.startswith("OSError: ")
-    assert os.strerror(errno.EFBIG) in last
-    assert "Finished runs are kept; give the same command again" in last
-
-    shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(where(whole, open_folder(whole).runs()[0]), kept)
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
     comparison = open_folder(out)
-    assert len(list(pending(out, comparison))) == 5
-    run = comparison.runs()[1]
-    finish(run, where(out, run), out / DATA)
-    assert_same(where(out, run), where(whole, run))
-    assert_same(kept, where(whole, open_folder(whole).runs()[0]))
+    first, second, *_ = (where(out, run) for run in comparison.runs())
+    shutil.rmtree(second)
+    process = comparer(tmp_path, out, tmp_path, limit=20)
+    _, problems = process.communicate(timeout=240)
+    assert process.returncode == 1
+    last = problems.strip().splitlines()[-1]
+    assert last.startswith("OSError: huang4-clip=4.s0 failed ([Errno 27] File too large")
+    assert "Finished runs are kept; give the same command again" in last
+    assert_same(first, where(whole, comparison.runs()[0]))
+
+    complete(out, comparison)
+    assert_same(second, where(whole, comparison.runs()[1]))
 
 
 def test_a_folder_with_another_comparison_is_refused(whole, tmp_path):

@@ -141,9 +141,14 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
     ready = time.perf_counter()
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
     trained = time.perf_counter()
+    if trainer.is_fsdp_enabled:  # each process has a part of every weight
+        weights = trainer.accelerator.get_state_dict(trainer.model)
+        if main:
+            model = build(task, here, run.work.model, run.scheme, run.seed)
+            model.load_state_dict(weights)
+            model.to(arguments.device)  # type: ignore[arg-type]
     if not main:
         return
-    model = trainer.accelerator.unwrap_model(trainer.model)
     model.save_pretrained(folder)
     here.tokenizer.save_pretrained(folder)
     model.eval()
@@ -278,26 +283,29 @@ def _trainer(run: Run, model: PreTrainedModel, here: Setting, arguments: Trainin
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             """The mean over the labels of all processes: each has the mean over its own, and some have more of them."""
-            loss, labels = super().compute_loss(model, inputs, *args, **kwargs), inputs.get("labels")
-            if self.args.world_size == 1 or labels is None:
-                return loss
-            counted = labels[..., 1:] if task.auto == "AutoModelForCausalLM" else labels  # the model shifts them
-            own = (counted != -100).sum()
+            if self.args.world_size == 1 or "labels" not in inputs:
+                return super().compute_loss(model, inputs, *args, **kwargs)
+            loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+            causal = task.auto == "AutoModelForCausalLM"  # the model shifts the labels, so that there is one less
+            own = (inputs["labels"][..., 1:] if causal else inputs["labels"]).ne(-100).sum()
+            if not own:
+                loss = 0 * outputs["logits"].sum()  # a mean over nothing is no number; the others have some
             return loss * own * self.args.world_size / self.accelerator.reduce(own, "sum")
 
-    callbacks: list[Any] = [Recorder()]
-    if _has_table(stacks, model):
-        from locant.analysis.invariance import InvarianceCallback
-
-        callbacks.insert(0, InvarianceCallback(last=task.positions(preset) - 1))
     trainer = InOrder(
         model=model,
         args=arguments,
         train_dataset=task.examples(here, run.seed, work.steps * preset.batch),
         data_collator=lambda examples: task.collate(here, examples),
-        callbacks=callbacks,
     )
+    if trainer.is_deepspeed_enabled or (trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2):
+        raise ValueError("a model is sharded by FSDP 2 alone: `fsdp_version: 2` in the config of accelerate launch")
     trainer.remove_callback(transformers.PrinterCallback)
+    if not trainer.is_fsdp_enabled and _has_table(stacks, model):  # a sharded table is whole in no process
+        from locant.analysis.invariance import InvarianceCallback
+
+        trainer.add_callback(InvarianceCallback(last=task.positions(preset) - 1))
+    trainer.add_callback(Recorder())  # after what adds to the logs
     # The loss is the model's own mean: some models take the number of labels over all processes and leave it unused.
     trainer.model_accepts_loss_kwargs = False
     return trainer
