@@ -1,6 +1,7 @@
 """`locant inspect`: from a folder to a page, with what cannot be made said plainly."""
 
 import json
+import math
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,11 +66,61 @@ def test_the_page_works_in_a_browser(visit, tmp_path):  # noqa: F811
     assert "Vectors of layer 1" in opened.content()
 
 
+def test_kernels_are_thinner_than_their_sum(visit, tmp_path):  # noqa: F811
+    made = report.report(inspected(locant.swap(hf_models.make("gpt2"), "tisa:kernels=3")))
+    opened = visit(page.write(made, tmp_path / "page.html"))
+    opened.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    panel = opened.locator("figure:has(h3:text-is('Kernels')) .panel").first
+    widths = panel.locator("path.line").evaluate_all("x => x.map(e => parseFloat(getComputedStyle(e).strokeWidth))")
+    assert len(widths) == 4
+    assert max(widths[1:]) < widths[0]
+
+
 def test_a_swapped_model_shows_its_curves_and_is_invariant():
     found = inspected(locant.swap(hf_models.make("bert"), "tisa"))
     assert {layer for layer, _ in found.curves} == {1, 2}
     assert any("translation-invariant by construction" in sentence for sentence in inspection.verdict(found))
     assert max(row.relative for row in found.shifts) < 1e-5
+
+
+@pytest.mark.parametrize("spec", ["tisa:kernels=3", "tisa2:kernels=4,free=1", "alibi+tisa:kernels=2"])
+def test_the_kernels_of_tisa_are_drawn_beside_their_sum(spec, tmp_path):
+    model = locant.swap(hf_models.make("bert"), spec)
+    with torch.no_grad():
+        for parameter in locant.native(model).stacks[0].layers[1].parameters():
+            parameter.normal_()
+    found = inspected(model)
+    assert [layer for layer, _ in found.kernels] == [1, 2]
+    each = found.kernels[1][1]
+    scheme = locant.native(model).stacks[0].layers[1]
+    scheme = scheme.schemes()[1] if "+" in spec else scheme
+    bias = scheme.terms(torch.tensor(each.r)).bias.double()
+    parts, total = torch.tensor(each.kernels).double(), torch.tensor(each.total).double()
+    if spec.startswith("tisa2"):
+        bias = (bias + scheme.slopes()[:, None] * torch.tensor(each.r).abs()).exp()
+        assert torch.allclose(total, parts.sum(1) + scheme.bias.detach().abs()[:, None], atol=1e-6)
+        assert not parts[-1].any()
+    else:
+        assert torch.allclose(total, parts.sum(1), atol=1e-6)
+        a, b, c = each.amplitude[2][1], each.sharpness[2][1], each.offset[2][1]
+        at = each.r.index(-3)
+        assert parts[2, 1, at] == pytest.approx(a * math.exp(-abs(b) * (-3 - c) ** 2), rel=1e-4, abs=1e-6)
+    assert torch.allclose(total, bias, rtol=1e-4, atol=1e-5)
+    made = report.report(found)
+    section = next(section for section in made.sections if section.title == "The scheme itself")
+    figure, numbers = section.figures[1:3]
+    assert [panel.title for panel in figure.panels] == [f"{layer}.{head}" for layer in (1, 2) for head in (1, 2, 3, 4)]
+    assert [series.thin for series in figure.panels[0].series] == [False] + [True] * scheme.kernels
+    assert len(numbers.rows) == 2 * 4 * scheme.kernels
+    page.write(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
+    (written,) = (tmp_path / "csv").glob("[0-9][0-9]-kernels.csv")
+    assert "kernel 2" in written.read_text()
+
+
+def test_other_schemes_have_no_kernels():
+    found = inspected(locant.swap(hf_models.make("bert"), "alibi"))
+    assert found.curves
+    assert not found.kernels
 
 
 def test_what_cannot_be_made_is_said_and_the_rest_is_there():

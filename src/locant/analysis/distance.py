@@ -33,8 +33,8 @@ NEAR = 8
 class Head:
     """What a head does, and the numbers behind it: shares of a row's weight, averaged over rows."""
 
-    layer: int
-    head: int
+    layer: int  # from 1
+    head: int  # from 1
     label: str
     previous: float
     itself: float
@@ -135,7 +135,7 @@ class _Sums:
         offsets, column = self.r.unique(return_inverse=True)
         by_logit, by_weight = (_by_column(x, column, seen, len(offsets)) for x in (mean, weight))
         heads = tuple(
-            describe(weight[h], seen[h], self.r, layer=number, head=h, entropy=float(self.entropy[h] / n),
+            describe(weight[h], seen[h], self.r, layer=number, head=h + 1, entropy=float(self.entropy[h] / n),
                      positional=float(positional[h]))
             for h in range(weight.shape[0])
         )  # fmt: skip

@@ -34,6 +34,7 @@ class Inspection:
     table: Tensor | None = None
     structure: invariance.Structure | None = None
     curves: list[tuple[int, curve.Curve]] = field(default_factory=list)  # layer, curve of its scheme
+    kernels: list[tuple[int, curve.Kernels]] = field(default_factory=list)  # layer, what its TISA is the sum of
     vectors: list[tuple[int, Tensor]] = field(default_factory=list)  # layer, [101, D]: its table for offsets −50 … 50
     layers: list[distance.Layer] = field(default_factory=list)
     variances: variance.Variances | None = None
@@ -117,6 +118,7 @@ def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     native: Any = locant.native(model)
     layers = [scheme for stack in native.stacks for scheme in stack.layers or []]
     found.curves = [(number, line) for number, scheme in enumerate(layers, 1) for line in curve.curves(scheme, 50)]
+    found.kernels = [(number, each) for number, scheme in enumerate(layers, 1) for each in curve.kernels(scheme, 50)]
     for number, scheme in enumerate(layers, 1):
         with torch.no_grad():
             vectors = scheme.terms(torch.arange(-50, 51)).query

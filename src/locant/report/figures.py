@@ -15,7 +15,10 @@ Cell = str | float | None
 
 @dataclass(frozen=True)
 class Series:
-    """One line; `low` and `high` are the edges of a shaded interval, `group` is its model where two are compared."""
+    """One line; `low` and `high` are the edges of a shaded interval, `group` is its model where two are compared.
+
+    `thin` is for parts that are drawn beside their whole.
+    """
 
     name: str
     x: Sequence[Number]
@@ -24,6 +27,7 @@ class Series:
     high: Sequence[Number] | None = None
     dashed: bool = False
     group: str = ""
+    thin: bool = False
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):

@@ -140,7 +140,7 @@ def _distance(found: Inspection) -> Section:
         near = (layer.offsets.abs() <= reach).nonzero().flatten()
         r = layer.offsets[near].tolist()
         for h in range(layer.weight.shape[0]):
-            title = f"{number}.{h} {layer.heads[h].label}"
+            title = f"{number}.{h + 1} {layer.heads[h].label}"
             for panels, name, values in ((weights, "weight", layer.weight), (logits, "logit", layer.logit)):
                 panels.append(Lines(title, "", "offset", name, (Series(name, r, _numbers(values[h, near])),)))
     heads = [head for layer in found.layers for head in layer.heads]
@@ -170,7 +170,7 @@ def _distance(found: Inspection) -> Section:
             "head",
             "layer",
             list(range(1, len(share) + 1)),
-            list(range(len(share[0]))),
+            list(range(1, len(share[0]) + 1)),
             share,
         ),
         Heat(
@@ -212,7 +212,7 @@ def _distance(found: Inspection) -> Section:
 def _curves(found: Inspection) -> Section:
     panels: list[Lines | Heat] = []
     for layer, line in found.curves:
-        names = [f"head {h}" for h in range(len(line.values))]
+        names = [f"head {h}" for h in range(1, len(line.values) + 1)] if len(line.values) > 1 else ["every head"]
         panels.append(
             Lines(
                 f"layer {layer}",
@@ -231,7 +231,7 @@ def _curves(found: Inspection) -> Section:
         "What the scheme adds to, or does with, the logit at each offset, per layer and head. Smooth curves that single out "
         "near offsets are what trained schemes look like; flat ones have not been used."
     )
-    figures: list[Figure] = [Small("Curves", note, tuple(panels), 3)]
+    figures: list[Figure] = [Small("Curves", note, tuple(panels), 3), *_kernels(found)]
     figures += [
         Heat(
             f"Vectors of layer {layer}",
@@ -247,6 +247,49 @@ def _curves(found: Inspection) -> Section:
         for layer, vectors in found.vectors[:1]
     ]
     return Section("The scheme itself", "The learned curves, read off the parameters.", tuple(figures))
+
+
+def _kernels(found: Inspection) -> list[Figure]:
+    """TISA taken apart: a panel per head, and the numbers of its kernels."""
+    panels: list[Lines | Heat] = []
+    rows: list[tuple[Any, ...]] = []
+    for layer, each in found.kernels:
+        for head, (total, alone) in enumerate(zip(each.total, each.kernels, strict=True), 1):
+            parts = [
+                Series(f"kernel {s}", each.r, [float(f"{x:.5g}") for x in values], thin=True)
+                for s, values in enumerate(alone, 1)
+            ]
+            whole = Series("sum", each.r, [float(f"{x:.5g}") for x in total])
+            panels.append(Lines(f"{layer}.{head}", "", "offset", each.what, (whole, *parts)))
+            numbers = zip(each.amplitude[head - 1], each.sharpness[head - 1], each.offset[head - 1], strict=True)
+            rows += [
+                (layer, head, each.spec, s, round(a, 5), round(b, 5), round(c, 4))
+                for s, (a, b, c) in enumerate(numbers, 1)
+            ]
+    if not panels:
+        return []
+    inside = any(each.what == "inside the logarithm" for _, each in found.kernels)
+    note = (
+        "The kernels whose sum each head's f(r) is, thin, beside their sum; a panel per head, layer.head. "
+        + (
+            "The steps of the later version of TISA stand inside a logarithm, and so does their sum here. "
+            if inside
+            else ""
+        )
+        + "Kernels that lie on top of each other do one kernel's work; one without height is not used; a narrow one near 0 "
+        "singles out neighbours, a wide one sets a range."
+    )
+    return [
+        Small("Kernels", note, tuple(panels), 6),
+        Grid(
+            "Parameters of the kernels",
+            "Height a, sharpness |b| and place c of every kernel a·exp(−|b|(r − c)²)"
+            + (", or of a step |a|·sigmoid(±(r − c)/b), which falls where a is negative. " if inside else ". ")
+            + "A bump falls to half its height 0.83/√|b| tokens from c.",
+            ("layer", "head", "scheme", "kernel", "a", "|b|", "c"),
+            rows,
+        ),
+    ]
 
 
 def _variance(found: Inspection) -> Section:

@@ -254,7 +254,7 @@ def _json(part: Figure | Series | None) -> Any:
     if isinstance(part, Series):
         numbers = {"x": part.x, "y": part.y, "low": part.low, "high": part.high}
         lists = {name: [number(value) for value in values] for name, values in numbers.items() if values is not None}
-        return {"name": part.name, "group": part.group, "dashed": part.dashed, **lists}
+        return {"name": part.name, "group": part.group, "dashed": part.dashed, "thin": part.thin, **lists}
     shared = {"kind": type(part).__name__, "title": part.title}
     if isinstance(part, Lines):
         axes = {"x_label": part.x_label, "y_label": part.y_label, "log_x": part.log_x, "log_y": part.log_y}
