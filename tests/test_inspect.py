@@ -78,7 +78,7 @@ def test_kernels_are_thinner_than_their_sum(visit, tmp_path):  # noqa: F811
 
 def test_a_swapped_model_shows_its_curves_and_is_invariant():
     found = inspected(locant.swap(hf_models.make("bert"), "tisa"))
-    assert {layer for layer, _ in found.curves} == {1, 2}
+    assert [where for where, _ in found.curves] == ["layer 1", "layer 2"]
     assert any("translation-invariant by construction" in sentence for sentence in inspection.verdict(found))
     assert max(row.relative for row in found.shifts) < 1e-5
 
@@ -90,7 +90,7 @@ def test_the_kernels_of_tisa_are_drawn_beside_their_sum(spec, tmp_path):
         for parameter in locant.native(model).stacks[0].layers[1].parameters():
             parameter.normal_()
     found = inspected(model)
-    assert [layer for layer, _ in found.kernels] == [1, 2]
+    assert [where for where, _ in found.kernels] == ["layer 1", "layer 2"]
     each = found.kernels[1][1]
     scheme = locant.native(model).stacks[0].layers[1]
     scheme = scheme.schemes()[1] if "+" in spec else scheme
@@ -109,12 +109,52 @@ def test_the_kernels_of_tisa_are_drawn_beside_their_sum(spec, tmp_path):
     made = report.report(found)
     section = next(section for section in made.sections if section.title == "The scheme itself")
     figure, numbers = section.figures[1:3]
-    assert [panel.title for panel in figure.panels] == [f"{layer}.{head}" for layer in (1, 2) for head in (1, 2, 3, 4)]
+    assert [panel.title for panel in figure.panels] == [
+        f"layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2, 3, 4)
+    ]
     assert [series.thin for series in figure.panels[0].series] == [False] + [True] * scheme.kernels
     assert len(numbers.rows) == 2 * 4 * scheme.kernels
     page.write(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
     (written,) = (tmp_path / "csv").glob("[0-9][0-9]-kernels.csv")
     assert "kernel 2" in written.read_text()
+
+
+@pytest.mark.parametrize(("kind", "spec"), [("t5", None), ("t5", "tisa"), ("bart", None)])
+def test_an_encoder_with_a_decoder(kind, spec):
+    model = hf_models.make(kind)
+    ids = torch.randint(3, 60, (2, 9))
+    if spec is not None:
+        locant.swap(model, spec)
+    before = model.get_encoder()(input_ids=ids).last_hidden_state
+    found = inspected(model)
+    assert [notice for notice in found.notices if not notice.startswith(("shifts", "lengths"))] == [found.notices[0]]
+    assert "is of the encoder" in found.notices[0]
+    assert {row.stack for row in found.invariances} == {"encoder", "decoder"}
+    assert len(found.layers) == 2
+    assert [row.place for row in found.probes][-1] == "layer 2"
+    wanted = {
+        ("t5", None): ["encoder, layers 1–2", "decoder, layers 1–2"],
+        ("t5", "tisa"): [f"{stack}, layer {n}" for stack in ("encoder", "decoder") for n in (1, 2)],
+        ("bart", None): [],
+    }
+    assert [where for where, _ in found.curves] == wanted[kind, spec]
+    if kind == "bart":
+        assert torch.equal(found.table, model.encoder.embed_positions.weight[2:].double())
+        assert any("position table of the encoder" in sentence for sentence in inspection.verdict(found))
+    report.report(found)
+    assert torch.equal(model.get_encoder()(input_ids=ids).last_hidden_state, before)
+    assert model.get_encoder().__dict__.get("locant_plan") is None
+
+
+def test_the_tables_of_bart_can_be_kept_but_not_replaced():
+    model = hf_models.make("bart")
+    ids = torch.randint(3, 60, (2, 9))
+    before = model(input_ids=ids).last_hidden_state
+    with pytest.raises(NotImplementedError, match="keep_native=True"):
+        locant.swap(model, "alibi")
+    assert torch.equal(model(input_ids=ids).last_hidden_state, before)
+    locant.swap(model, "tisa", keep_native=True)
+    assert not torch.allclose(model(input_ids=ids).last_hidden_state, before)
 
 
 def test_other_schemes_have_no_kernels():

@@ -62,8 +62,10 @@ def by_distance(model: PreTrainedModel, ids: Tensor) -> list[Layer]:
     """One `Layer` for each self-attention of a model, over sequences ids [B, L] without padding."""
     if ids.ndim != 2 or ids.shape[0] < 2 or ids.shape[1] < 4:
         raise ValueError(f"needs at least 2 sequences of 4 tokens, got ids of shape {list(ids.shape)}")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder")
+    from locant.hf.encoder import has_decoder
+
+    if has_decoder(model):
+        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder, model.get_encoder()")
     sums: dict[str, _Sums] = {}
     names = {module: name for name, module in model.base_model.named_modules()}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,10 @@ class Inspection:
     invariances: list[invariance.Row] = field(default_factory=list)
     table: Tensor | None = None
     structure: invariance.Structure | None = None
-    curves: list[tuple[int, curve.Curve]] = field(default_factory=list)  # layer, curve of its scheme
-    kernels: list[tuple[int, curve.Kernels]] = field(default_factory=list)  # layer, what its TISA is the sum of
-    vectors: list[tuple[int, Tensor]] = field(default_factory=list)  # layer, [101, D]: its table for offsets −50 … 50
+    # Of each scheme, with where it is ("layer 2", or "decoder, layers 1–6" where they share it):
+    curves: list[tuple[str, curve.Curve]] = field(default_factory=list)
+    kernels: list[tuple[str, curve.Kernels]] = field(default_factory=list)  # what a TISA is the sum of
+    vectors: list[tuple[str, Tensor]] = field(default_factory=list)  # [101, D]: its table for offsets −50 … 50
     layers: list[distance.Layer] = field(default_factory=list)
     variances: variance.Variances | None = None
     probes: list[probe.Probed] = field(default_factory=list)
@@ -67,18 +69,30 @@ Stage = Callable[["PreTrainedModel", Tokens, Inspection], None]
 def inspect(model: PreTrainedModel, tokens: Tokens, name: str) -> Iterator[tuple[str, Inspection]]:
     """Runs the stages one by one; yields the name of each before it runs, with what there is so far."""
     import locant
+    from locant.hf.encoder import encoder_of, has_decoder
+    from locant.hf.plan import plan_of
 
     found = Inspection(name, _facts(model, tokens))
     model.eval()
     try:
         found.facts["positions"] = str(locant.native(model))
+        plan = plan_of(model)
+        if plan is not None and plan.keep_native:
+            found.facts["positions"] += ", beside the model's own"
     except (NotImplementedError, ValueError, RuntimeError, IndexError) as problem:
         found.notices.append(f"positions: {problem}")
+    if has_decoder(model):
+        found.notices.append(
+            "This model is an encoder with a decoder. Translation invariance and the curves of the scheme are of both; "
+            "everything that is measured on a text (attention by distance, variance, behaviour, probes) is of the "
+            "encoder."
+        )
     for stage, run in STAGES.items():
         yield stage, found
         start = time.perf_counter()
         try:
-            run(model, tokens, found)
+            with nullcontext(model) if stage in OF_THE_WHOLE else encoder_of(model) as part:
+                run(part, tokens, found)
         except (NotImplementedError, ValueError, RuntimeError, IndexError, KeyError, TypeError) as problem:
             found.notices.append(f"{stage}: {problem}")
         found.seconds[stage] = time.perf_counter() - start
@@ -116,14 +130,25 @@ def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     import locant
 
     native: Any = locant.native(model)
-    layers = [scheme for stack in native.stacks for scheme in stack.layers or []]
-    found.curves = [(number, line) for number, scheme in enumerate(layers, 1) for line in curve.curves(scheme, 50)]
-    found.kernels = [(number, each) for number, scheme in enumerate(layers, 1) for each in curve.kernels(scheme, 50)]
-    for number, scheme in enumerate(layers, 1):
-        with torch.no_grad():
-            vectors = scheme.terms(torch.arange(-50, 51)).query
-        if vectors is not None:
-            found.vectors.append((number, vectors[0].float()))
+    for name, stack in zip(("encoder", "decoder") if len(native.stacks) == 2 else ("",), native.stacks, strict=True):
+        same: dict[object, list[int]] = {}
+        for number, scheme in enumerate(stack.layers or [], 1):
+            same.setdefault(id(scheme) if list(scheme.parameters()) else str(scheme), []).append(number)
+        for numbers in same.values():
+            scheme, where = stack.layers[numbers[0] - 1], _where(name, numbers)
+            found.curves += [(where, line) for line in curve.curves(scheme, 50)]
+            found.kernels += [(where, each) for each in curve.kernels(scheme, 50)]
+            with torch.no_grad():
+                vectors = scheme.terms(torch.arange(-50, 51)).query
+            if vectors is not None:
+                found.vectors.append((where, vectors[0].float()))
+
+
+def _where(stack: str, layers: list[int]) -> str:
+    """ "layer 2", "decoder, layers 1–6", "layers 1, 3, 5" """
+    run = layers == list(range(layers[0], layers[-1] + 1))
+    spelt = f"{layers[0]}–{layers[-1]}" if run and len(layers) > 1 else ", ".join(map(str, layers))
+    return f"{stack}{', ' if stack else ''}layer{'s' if len(layers) > 1 else ''} {spelt}"
 
 
 def _distance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -192,6 +217,10 @@ STAGES: dict[str, Stage] = {
 }
 
 
+OF_THE_WHOLE = ("translation invariance", "curves of the scheme")
+"""Stages that read parameters, which they do of a decoder too; the others run a text through the encoder."""
+
+
 @torch.no_grad()
 def verdict(found: Inspection) -> list[str]:
     """What the tables say, in a few sentences."""
@@ -201,8 +230,9 @@ def verdict(found: Inspection) -> list[str]:
     gram = next((row for row in found.invariances if row.quantity == "E Eᵀ"), None)
     beside = next((row for row in found.invariances if row.quantity == "E Eᵀ, i ≠ j"), None)
     if gram is not None and gram.control is not None and beside is not None and beside.control is not None:
+        whose = f" of the {gram.stack}" if gram.stack else ""
         said.append(
-            f"The position table is {gram.r2:.2f} translation-invariant (Toeplitz R² of E Eᵀ over positions "
+            f"The position table{whose} is {gram.r2:.2f} translation-invariant (Toeplitz R² of E Eᵀ over positions "
             f"{gram.first}–{gram.last}; noise of the same norms scores {gram.control.mean:.2f}), and {beside.r2:.2f} "
             f"without the diagonal, which is what noise scores by (there {beside.control.mean:.2f})."
         )

@@ -108,10 +108,11 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
 
     `bidirectional` runs a causal model with a mask that hides nothing: the twin that cannot count what it sees.
     """
+    from locant.hf.encoder import has_decoder
     from locant.hf.plan import evaluating
 
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder")
+    if has_decoder(model):
+        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder, model.get_encoder()")
     base, layout = model.base_model, find(model)
 
     def sample(number: int) -> dict[str, Tensor]:

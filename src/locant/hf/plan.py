@@ -271,6 +271,8 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
 
 
 def _layers(stack: nn.Module) -> int | None:
+    if isinstance(getattr(stack, "layers", None), nn.ModuleList):  # BART's config has one number for two stacks
+        return len(stack.layers)  # type: ignore[arg-type]
     for name in ("num_hidden_layers", "num_layers"):
         number = getattr(stack.config, name, None)
         if isinstance(number, int):

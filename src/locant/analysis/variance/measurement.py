@@ -95,11 +95,12 @@ def measure(
 def _sequences(
     model: PreTrainedModel, tokens: Tensor | None, sequences: int, length: int, seed: int, text_ids: Tensor | None
 ) -> Tensor:
+    from locant.hf.encoder import has_decoder
     from locant.hf.families import family_of
     from locant.hf.plan import plan_of
 
     config: Any = model.config
-    if getattr(config, "is_encoder_decoder", False) or model.main_input_name != "input_ids":
+    if has_decoder(model) or model.main_input_name != "input_ids":
         raise ValueError(f"measure takes models with one stack of layers over tokens, got {config.model_type}")
     if tokens is not None and text_ids is not None:
         raise ValueError("give tokens or text_ids, not both")
