@@ -187,8 +187,10 @@ def _inspect(name: str, words: str | None) -> Any:
 
     from locant.analysis import inspection
     from locant.analysis.text import default_text, usable
+    from locant.hf import memory
 
-    loaded = locant.load(name)
+    part = memory.part_that_fits(name)
+    loaded = locant.load(name, layers=None if part is None else part.layers)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, ImportError):
@@ -205,7 +207,7 @@ def _inspect(name: str, words: str | None) -> Any:
     columns = (TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(label, total=len(inspection.STAGES))
-        steps = inspection.inspect(loaded, tokens, label)
+        steps = inspection.inspect(loaded, tokens, label, of=None if part is None else part.of)
         for done, (stage, so_far) in enumerate(steps):
             progress.update(task, description=stage, completed=done)
             found = so_far

@@ -66,8 +66,13 @@ class Tokens:
 Stage = Callable[["PreTrainedModel", Tokens, Inspection], None]
 
 
-def inspect(model: PreTrainedModel, tokens: Tokens, name: str) -> Iterator[tuple[str, Inspection]]:
-    """Runs the stages one by one; yields the name of each before it runs, with what there is so far."""
+def inspect(
+    model: PreTrainedModel, tokens: Tokens, name: str, *, of: int | None = None
+) -> Iterator[tuple[str, Inspection]]:
+    """Runs the stages one by one; yields the name of each before it runs, with what there is so far.
+
+    `of` is given where the model is the first layers of one with `of` layers, and stages that need all are left out.
+    """
     import locant
     from locant.hf.encoder import encoder_of, has_decoder
     from locant.hf.plan import plan_of
@@ -87,7 +92,16 @@ def inspect(model: PreTrainedModel, tokens: Tokens, name: str) -> Iterator[tuple
             "everything that is measured on a text (attention by distance, variance, behaviour, probes) is of the "
             "encoder."
         )
+    if of is not None:
+        found.facts["layers"] = f"the first {found.facts.get('layers', '')} of {of}"
+        left_out = ", ".join(stage for stage in STAGES if stage not in OF_THE_FIRST_LAYERS)
+        found.notices.append(
+            f"There is not enough memory for this model. The page is about {found.facts['layers']} layers; what needs "
+            f"all of them was left out ({left_out})."
+        )
     for stage, run in STAGES.items():
+        if of is not None and stage not in OF_THE_FIRST_LAYERS:
+            continue
         yield stage, found
         start = time.perf_counter()
         try:
@@ -219,6 +233,10 @@ STAGES: dict[str, Stage] = {
 
 OF_THE_WHOLE = ("translation invariance", "curves of the scheme")
 """Stages that read parameters, which they do of a decoder too; the others run a text through the encoder."""
+
+
+OF_THE_FIRST_LAYERS = (*OF_THE_WHOLE, "attention by distance", "variance")
+"""Stages in which no layer depends on those after it."""
 
 
 @torch.no_grad()
