@@ -78,7 +78,6 @@ def inspect(
     from locant.hf.plan import plan_of
 
     found = Inspection(name, _facts(model, tokens))
-    model.eval()
     try:
         found.facts["positions"] = str(locant.native(model))
         plan = plan_of(model)
