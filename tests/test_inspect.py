@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedConfig
 from typer.testing import CliRunner
 
 import locant
@@ -41,11 +41,7 @@ def inspected(model, name="tiny"):
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "roberta", "albert", "opt"])
 def test_every_part_is_made(kind, tmp_path):
     found = inspected(hf_models.make(kind))
-    assert [
-        notice
-        for notice in found.notices
-        if not notice.startswith(("shifts", "lengths", "variance", "bidirectional twin"))
-    ] == []
+    assert [notice for notice in found.notices if not notice.startswith(("shifts", "lengths", "variance"))] == []
     assert found.layers
     assert found.probes
     assert found.shares
@@ -208,6 +204,104 @@ def test_command_line(tmp_path):
     empty = tmp_path / "empty.txt"
     empty.write_text(" \n")
     assert "is empty" in CliRunner().invoke(app, ["inspect", str(folder), "--text", str(empty)]).output
-    missing = CliRunner().invoke(app, ["inspect", str(tmp_path / "nowhere")])
-    assert missing.exit_code == 2
     assert torch.is_grad_enabled()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    hf_models.make("bert").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def run(*words):
+    done = CliRunner().invoke(app, ["inspect", *map(str, words)])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_what_would_fail_at_the_end_is_said_at_the_beginning(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(locant, "load", lambda *_, **__: pytest.fail("a model was opened"))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "page-csv").write_text("")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    for words, said in (
+        ([folder, "-o", tmp_path / "file" / "page"], "file is not a folder"),
+        ([folder, "-o", tmp_path / "page"], "there is a file of that name"),
+        ([folder, "--compare", tmp_path / "nowhere"], f"there is no folder {tmp_path / 'nowhere'}"),
+        ([folder, "--compare", tmp_path / "bare"], "bare has no config.json"),
+        ([tmp_path / "broken"], "broken: its config.json is not JSON"),
+        ([tmp_path / "file"], "file is a file; name the folder"),
+        (["./nowhere"], "there is no folder ./nowhere"),
+        ([folder, "--text", tmp_path / "none.txt"], "No such file"),
+    ):
+        code, output = run(*words)
+        assert code == 2
+        assert said in output
+        assert output.count("error:") == 1
+        assert len(output) < 400
+    assert not (tmp_path / "page.html").exists()
+
+    def no_network(name, **_):
+        raise OSError("three lines about caches and connections")
+
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", no_network)
+    code, output = run("no-such-model-anywhere")
+    assert code == 2
+    assert output == (
+        "error: there is no folder no-such-model-anywhere, and no model of that name could be fetched from the "
+        "Hugging Face hub"
+    )
+
+
+def test_names_of_pages(folder, tmp_path):
+    for given, page_name, tables in (
+        ("o/v1.2", "o/v1.2.html", "o/v1.2-csv"),
+        ("plain", "plain.html", "plain-csv"),
+        ("old.htm", "old.htm", "old-csv"),
+        (".", "report.html", "report-csv"),
+    ):
+        code, output = run(folder, "-o", tmp_path / given)
+        assert code == 0, output
+        assert (tmp_path / page_name).is_file()
+        assert len(list((tmp_path / tables).glob("*.csv"))) > 5
+
+
+def test_tables_of_an_earlier_page_go(folder, tmp_path):
+    (tmp_path / "page-csv").mkdir()
+    for name in ("99-old.csv", "notes.csv"):
+        (tmp_path / "page-csv" / name).write_text("")
+    assert run(folder, "-o", tmp_path / "page.html")[0] == 0
+    assert not (tmp_path / "page-csv" / "99-old.csv").exists()
+    assert (tmp_path / "page-csv" / "notes.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("bert", {"max_position_embeddings": 5}),
+        ("gpt2", {"n_positions": 4}),
+        ("roberta", {"max_position_embeddings": 7}),
+        ("opt", {"max_position_embeddings": 5}),
+        ("bart", {"max_position_embeddings": 5}),
+        ("llama", {"max_position_embeddings": 5}),
+    ],
+)
+def test_models_of_few_positions(kind, changes):
+    model = hf_models.make(kind, **changes)
+    assert locant.native(model).stacks
+    found = inspected(model)
+    assert not [notice for notice in found.notices if "index" in notice or "size" in notice]
+    assert found.invariances
+    assert found.layers
+    assert found.probes
+    assert math.isfinite(found.shifts[0].relative)
+    assert not any("nan" in sentence for sentence in inspection.verdict(found))
+    locant.swap(model, "tisa", keep_native=kind == "bart")
+    assert inspected(model).layers
+
+
+def test_one_head_is_not_one_heads():
+    found = inspected(hf_models.make("gpt2", n_head=1, n_layer=1))
+    (sentence,) = (said for said in inspection.verdict(found) if "head" in said)
+    assert sentence.startswith("Its one head is ")

@@ -102,6 +102,20 @@ def test_sub_layers_are_found_by_what_they_compute(kind, spec):
         assert torch.allclose(states["embeddings" if number == 0 else f"layer {number}"], value, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "llama"])
+@pytest.mark.parametrize("spec", [None, "tisa"])
+def test_the_twin_of_a_causal_model_sees_what_follows_and_is_otherwise_the_same(kind, spec):
+    model = hf_models.make(kind)
+    if spec is not None:
+        locant.swap(model, spec)
+    ids = torch.randint(3, 60, (2, 11), generator=torch.Generator().manual_seed(0))
+    plain, twin = (states_of(model, lambda number: ids, bidirectional=both)(0) for both in (False, True))
+    assert torch.equal(plain["embeddings"], twin["embeddings"])
+    last, rest = (slice(None), -1), (slice(None), slice(None, -1))
+    assert torch.allclose(plain["layer 1"][last], twin["layer 1"][last], atol=1e-4)  # it saw everything anyway
+    assert not torch.allclose(plain["layer 1"][rest], twin["layer 1"][rest], atol=1e-2)
+
+
 def test_one_module_in_all_layers():
     """ALBERT's two layers are one module, run twice."""
     model = hf_models.make("albert")

@@ -5,6 +5,7 @@ A stage that cannot be made for a model (no table, too short a text) leaves a no
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -182,6 +183,8 @@ def _variance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None
 
 def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     length, needed = _limit(model, PROBE_LENGTH), PROBE_BATCH * (PROBE_STEPS + 1 + PROBE_TESTS)
+    if length < 4:
+        raise ValueError(f"to read position there must be some: the model has {length}, a probe needs 4 or more")
     try:
         pool = tokens.take(needed, length)
     except ValueError:  # the text is too short for a stream of fresh sequences
@@ -197,7 +200,7 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
         twin = probe.states_of(model, batch, bidirectional=True)
         try:
             found.twin = probe.probe(twin, seeds=1, steps=PROBE_STEPS, tests=PROBE_TESTS)
-        except (ValueError, RuntimeError) as problem:  # OPT counts positions by a mask of two dimensions
+        except (ValueError, RuntimeError) as problem:  # not every model takes a mask for each pair
             found.notices.append(f"bidirectional twin: {problem}")
 
 
@@ -206,7 +209,7 @@ def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> Non
     ids = tokens.take(8, length)
     longest = min(max(LENGTHS), behaviour.limits(model)[0] or max(LENGTHS))  # past the trained length, where it can
     parts: dict[str, Callable[[], Any]] = {
-        "shifts": lambda: behaviour.shift(model, ids[:, : max(8, length // 2)]),
+        "shifts": lambda: behaviour.shift(model, ids[:, : max(2, length // 2)]),
         "shuffle": lambda: behaviour.shuffle(model, ids),
         "shares": lambda: behaviour.share(model, tokens.take(SEQUENCES, length)),
         "lengths": lambda: behaviour.length(
@@ -273,7 +276,11 @@ def verdict(found: Inspection) -> list[str]:
             kinds[kind] = kinds.get(kind, 0) + 1
         most = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda x: -x[1]))
         strong = sum(head.positional > 0.5 for head in heads)
-        said.append(f"Of {len(heads)} heads: {most}. In {strong} of them position decides most of the logit.")
+        if len(heads) == 1:
+            most_of_it = "position" if strong else "content"
+            said.append(f"Its one head is {heads[0].label}; {most_of_it} decides most of its logit.")
+        else:
+            said.append(f"Of {len(heads)} heads: {most}. In {strong} of them position decides most of the logit.")
     if found.probes:
         first, last = found.probes[0], found.probes[-1]
         best = min(found.probes, key=lambda row: row.error)
@@ -290,8 +297,9 @@ def verdict(found: Inspection) -> list[str]:
                 f"Shuffling the words moves the embedding by {s2.shuffled:.2f} of its length; "
                 f"another text, by {s2.scale:.2f}."
             )
-    if found.shifts:
-        worst = max(found.shifts, key=lambda row: row.relative)
+    run = [row for row in found.shifts if math.isfinite(row.relative)]
+    if run:
+        worst = max(run, key=lambda row: row.relative)
         said.append(
             "Moving every position changes nothing."
             if worst.relative < 1e-4

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -122,11 +123,13 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
             if step in SUB_LAYERS:
                 taken[layer + 1, step] = x
 
-        mask = None
+        given: dict[str, Any] = {}
         if bidirectional:
-            mask = torch.ones(tokens.shape[0], 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
+            given["attention_mask"] = torch.ones(tokens.shape[0], 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
+            if "position_ids" in signature(type(base).forward).parameters:  # OPT would count them in the mask
+                given["position_ids"] = torch.arange(tokens.shape[1]).expand_as(tokens)
         with evaluating(base), torch.no_grad(), Ear(layout.layers).hearing(layout, keep):
-            layers = base(input_ids=tokens, attention_mask=mask, output_hidden_states=True).hidden_states
+            layers = base(input_ids=tokens, output_hidden_states=True, **given).hidden_states
         states = {"embeddings": layers[0]}
         for number, layer in enumerate(layers[1:], 1):
             for step, name in SUB_LAYERS.items():

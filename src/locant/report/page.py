@@ -40,6 +40,8 @@ def write(report: Report, path: Path, *, csv_folder: Path | None = None) -> Path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_page(report), encoding="utf-8")
     if csv_folder is not None:
+        for earlier in Path(csv_folder).glob("[0-9][0-9]-*.csv"):  # of a page that had other figures
+            earlier.unlink()
         for at, figure in enumerate(_figures(report)):
             write_csv(figure, Path(csv_folder) / csv_name(at, figure))
     return path
