@@ -84,6 +84,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+KEPT = {  # families whose positions can be read and kept, but not replaced
+    "bart": {
+        "vocab_size": 60,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+        "max_position_embeddings": 40,
+        **TOKENS,
+    },
+}
+
 DECODERS = ["gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma", "phi"]
 BERT_LIKE = ["bert", "roberta", "xlm-roberta", "camembert", "albert", "electra", "distilbert"]
 
@@ -91,7 +106,7 @@ BERT_LIKE = ["bert", "roberta", "xlm-roberta", "camembert", "albert", "electra",
 def make(kind: str, auto: Any = AutoModel, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A model in eval mode whose positions matter: transformers' own initialisation is too small to see them."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **{**CONFIGS[kind], **changes})
+    config = AutoConfig.for_model(kind, **{**{**CONFIGS, **KEPT}[kind], **changes})
     model = auto.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

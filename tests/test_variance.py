@@ -27,6 +27,7 @@ from locant.analysis.variance import (
     measure,
     predict,
 )
+from locant.analysis.variance.theory import _feed_forward
 from locant.hf import interface
 
 from .hf_models import make
@@ -117,11 +118,11 @@ def test_feed_forward_kernel_is_arc_cosine_for_relu_and_exact_for_a_linear_one()
     r = torch.linspace(-1, 1, 21, dtype=torch.float64)
     for one in r.tolist():
         rho = torch.tensor([[1.0, one], [one, 1.0]], dtype=torch.float64)
-        relu = variance._feed_forward(rho, 100, FeedForward(7, 0.2, 0.5, torch.relu))
+        relu = _feed_forward(rho, 100, FeedForward(7, 0.2, 0.5, torch.relu))
         arc = (math.sqrt(1 - one**2) + (math.pi - math.acos(one)) * one) / (2 * math.pi)
         assert float(relu[0, 1]) == pytest.approx(7 * 0.25 * 4 * arc, abs=0.02)
         assert float(relu[0, 0]) == pytest.approx(7 * 0.25 * 4 / 2, rel=0.01)
-        linear = variance._feed_forward(rho, 100, FeedForward(7, 0.2, 0.5, lambda x: x))
+        linear = _feed_forward(rho, 100, FeedForward(7, 0.2, 0.5, lambda x: x))
         assert float(linear[0, 1]) == pytest.approx(7 * 0.25 * 4 * one, abs=1e-9)
 
 
@@ -272,7 +273,7 @@ def test_a_model_swapped_to_nope_is_one_with_a_silent_table():
 
 
 ALL = set(STEPS)
-POST_NORM = ALL - {NORM, FEED_FORWARD}  # layer norm comes after, and the layer ends in one
+POST_NORM = ALL - {NORM}  # layer norm comes after
 
 
 @pytest.mark.parametrize(
@@ -285,7 +286,10 @@ POST_NORM = ALL - {NORM, FEED_FORWARD}  # layer norm comes after, and the layer 
         ("bert", POST_NORM),
         ("roberta", POST_NORM),
         ("albert", POST_NORM),
-        ("phi", ALL - {RESIDUAL, FEED_FORWARD}),  # attention and feed-forward side by side
+        ("distilbert", POST_NORM),
+        ("gpt_neox", ALL - {RESIDUAL}),
+        ("gemma", ALL),
+        ("phi", ALL - {RESIDUAL}),  # attention and feed-forward side by side
     ],
 )
 def test_what_can_be_seen_of_a_family(kind, steps):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect as signatures
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,18 +158,59 @@ def inspect(
         from locant.report import inspection as report
         from locant.report import page
 
+        # Whatever can go wrong at the end of minutes of work is found at their beginning.
         words = None if text is None else _read(text)
-        reports = [report.report(_inspect(name, words)) for name in ([model] if compare is None else [model, compare])]
+        out = out / "report.html" if out.is_dir() else out
+        out = out if out.suffix in (".html", ".htm") else out.with_name(f"{out.name}.html")
+        tables = out.parent / f"{out.stem}-csv"
+        _check_writable(out, tables)
+        names = [model] if compare is None else [model, compare]
+        for name in names:
+            _check_model(name)
+        reports = [report.report(_inspect(name, words)) for name in names]
         whole = reports[0] if len(reports) == 1 else page.side_by_side(reports[0], reports[1])
-        out = out if out.suffix else out.with_suffix(".html")
-        page.write(whole, out, csv_folder=out.parent / f"{out.stem}-csv")
+        page.write(whole, out, csv_folder=tables)
     for each in reports:
         console.print(f"\n[bold]{escape(each.title)}[/]")
         for sentence in each.verdict:
             console.print(f"  • {sentence}", markup=False, highlight=False)
         for notice in each.notices:
             console.print(f"  [yellow]note[/] {escape(notice)}", highlight=False)
-    console.print(f"page: {out}\ntables: {out.parent / f'{out.stem}-csv'}", markup=False, highlight=False)
+    console.print(f"page: {out}\ntables: {tables}", markup=False, highlight=False)
+
+
+def _check_writable(file: Path, folder: Path) -> None:
+    """A page and its tables can be written; nothing is, yet."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"the tables belong into a folder {folder}, and there is a file of that name")
+    for path in (file, folder):
+        there = next(x for x in (path, *path.absolute().parents) if x.exists())
+        if there != path and not there.is_dir():
+            raise ValueError(f"{path} cannot be written: {there} is not a folder")
+        if not os.access(there, os.W_OK):
+            raise ValueError(f"{path} cannot be written: no right to change {there}")
+
+
+def _check_model(name: str) -> None:
+    """A model of this name can be found; only its config is read."""
+    from transformers import PreTrainedConfig
+
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{name} has no config.json: it is not the folder of a Hugging Face model")
+    elif folder.exists():
+        raise ValueError(f"{name} is a file; name the folder of a Hugging Face model")
+    elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ValueError(f"there is no folder {name}")
+    try:
+        PreTrainedConfig.get_config_dict(name)
+    except OSError:
+        raise ValueError(
+            f"there is no folder {name}, and no model of that name could be fetched from the Hugging Face hub"
+            if not folder.is_dir()
+            else f"{name}: its config.json is not JSON"
+        ) from None
 
 
 def _read(path: Path) -> str:
@@ -187,8 +229,10 @@ def _inspect(name: str, words: str | None) -> Any:
 
     from locant.analysis import inspection
     from locant.analysis.text import default_text, usable
+    from locant.hf import memory
 
-    loaded = locant.load(name)
+    part = memory.part_that_fits(name)
+    loaded = locant.load(name, layers=None if part is None else part.layers)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, ImportError):
@@ -205,7 +249,7 @@ def _inspect(name: str, words: str | None) -> Any:
     columns = (TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(label, total=len(inspection.STAGES))
-        steps = inspection.inspect(loaded, tokens, label)
+        steps = inspection.inspect(loaded, tokens, label, of=None if part is None else part.of)
         for done, (stage, so_far) in enumerate(steps):
             progress.update(task, description=stage, completed=done)
             found = so_far

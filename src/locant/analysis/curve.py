@@ -6,6 +6,9 @@ query, key, value  the length of the vector
 rotate             (R_0 x)·(R_r x) / x·x for x = (1, …, 1): how much of a product of equals is left
 embed              cosine between the embeddings of positions p and p + r, p in the middle
 pair               added to the logit when all tokens are alike (q = k = (1, …, 1)), query at p
+
+`kernels` takes the curve of TISA apart: a_s · exp(−|b_s| (r − c_s)²) for each of its kernels s; of the later version,
+the steps |a_s| · sigmoid(± (r − c_s) / b_s) inside its logarithm.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locant.schemes import Scheme, Sum
+from locant.schemes import Scheme, Sum, Tisa, Tisa2
+from locant.schemes.tisa2 import EPS
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,20 @@ class Curve:
             for head, line in enumerate(self.values, start=1)
             for r, value in zip(self.r, line, strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The curve of TISA and what it is the sum of, per head."""
+
+    spec: str
+    what: str
+    r: list[int]
+    total: list[list[float]]  # [heads, offsets]: the sum
+    kernels: list[list[list[float]]]  # [heads, kernels, offsets]
+    amplitude: list[list[float]]  # [heads, kernels], and so are the two below
+    sharpness: list[list[float]]  # of the later version its inverse: how wide a step is
+    offset: list[list[float]]
 
 
 WHAT = {
@@ -88,6 +106,35 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
     return [
         Curve(str(scheme), name, WHAT[name], r.tolist(), values.double().tolist()) for name, values in found.items()
     ]
+
+
+@torch.no_grad()
+def kernels(scheme: Scheme, reach: int = 64) -> list[Kernels]:
+    """One for each part of a scheme that is TISA, in either version; none for all other schemes."""
+    found = []
+    for part in _parts(scheme):
+        if not isinstance(part, Tisa | Tisa2) or part.kernels == 0:
+            continue
+        r = torch.arange(-reach, reach + 1, device=part.offset.device)
+        if isinstance(part, Tisa):
+            what, alone = "added to the logit", part.bumps(r)
+            total = alone.sum(-1)
+        else:
+            what, alone = "inside the logarithm", part.steps(r)
+            total = EPS + part.bias.abs()[:, None] + alone.sum(-1)
+        found.append(
+            Kernels(
+                str(part),
+                what,
+                r.tolist(),
+                total.double().tolist(),
+                alone.mT.double().tolist(),
+                part.amplitude.double().tolist(),
+                part.sharpness.abs().double().tolist(),
+                part.offset.double().tolist(),
+            )
+        )
+    return found
 
 
 def _parts(scheme: Scheme) -> list[Scheme]:

@@ -33,8 +33,8 @@ NEAR = 8
 class Head:
     """What a head does, and the numbers behind it: shares of a row's weight, averaged over rows."""
 
-    layer: int
-    head: int
+    layer: int  # from 1
+    head: int  # from 1
     label: str
     previous: float
     itself: float
@@ -62,8 +62,10 @@ def by_distance(model: PreTrainedModel, ids: Tensor) -> list[Layer]:
     """One `Layer` for each self-attention of a model, over sequences ids [B, L] without padding."""
     if ids.ndim != 2 or ids.shape[0] < 2 or ids.shape[1] < 4:
         raise ValueError(f"needs at least 2 sequences of 4 tokens, got ids of shape {list(ids.shape)}")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder")
+    from locant.hf.encoder import has_decoder
+
+    if has_decoder(model):
+        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder, model.get_encoder()")
     sums: dict[str, _Sums] = {}
     names = {module: name for name, module in model.base_model.named_modules()}
 
@@ -135,7 +137,7 @@ class _Sums:
         offsets, column = self.r.unique(return_inverse=True)
         by_logit, by_weight = (_by_column(x, column, seen, len(offsets)) for x in (mean, weight))
         heads = tuple(
-            describe(weight[h], seen[h], self.r, layer=number, head=h, entropy=float(self.entropy[h] / n),
+            describe(weight[h], seen[h], self.r, layer=number, head=h + 1, entropy=float(self.entropy[h] / n),
                      positional=float(positional[h]))
             for h in range(weight.shape[0])
         )  # fmt: skip

@@ -5,8 +5,10 @@ A stage that cannot be made for a model (no table, too short a text) leaves a no
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +35,10 @@ class Inspection:
     invariances: list[invariance.Row] = field(default_factory=list)
     table: Tensor | None = None
     structure: invariance.Structure | None = None
-    curves: list[tuple[int, curve.Curve]] = field(default_factory=list)  # layer, curve of its scheme
-    vectors: list[tuple[int, Tensor]] = field(default_factory=list)  # layer, [101, D]: its table for offsets −50 … 50
+    # Of each scheme, with where it is ("layer 2", or "decoder, layers 1–6" where they share it):
+    curves: list[tuple[str, curve.Curve]] = field(default_factory=list)
+    kernels: list[tuple[str, curve.Kernels]] = field(default_factory=list)  # what a TISA is the sum of
+    vectors: list[tuple[str, Tensor]] = field(default_factory=list)  # [101, D]: its table for offsets −50 … 50
     layers: list[distance.Layer] = field(default_factory=list)
     variances: variance.Variances | None = None
     probes: list[probe.Probed] = field(default_factory=list)
@@ -63,21 +67,46 @@ class Tokens:
 Stage = Callable[["PreTrainedModel", Tokens, Inspection], None]
 
 
-def inspect(model: PreTrainedModel, tokens: Tokens, name: str) -> Iterator[tuple[str, Inspection]]:
-    """Runs the stages one by one; yields the name of each before it runs, with what there is so far."""
+def inspect(
+    model: PreTrainedModel, tokens: Tokens, name: str, *, of: int | None = None
+) -> Iterator[tuple[str, Inspection]]:
+    """Runs the stages one by one; yields the name of each before it runs, with what there is so far.
+
+    `of` is given where the model is the first layers of one with `of` layers, and stages that need all are left out.
+    """
     import locant
+    from locant.hf.encoder import encoder_of, has_decoder
+    from locant.hf.plan import plan_of
 
     found = Inspection(name, _facts(model, tokens))
-    model.eval()
     try:
         found.facts["positions"] = str(locant.native(model))
+        plan = plan_of(model)
+        if plan is not None and plan.keep_native:
+            found.facts["positions"] += ", beside the model's own"
     except (NotImplementedError, ValueError, RuntimeError, IndexError) as problem:
         found.notices.append(f"positions: {problem}")
+    if has_decoder(model):
+        found.notices.append(
+            "This model is an encoder with a decoder. Translation invariance and the curves of the scheme are of both; "
+            "everything that is measured on a text (attention by distance, variance, behaviour, probes) is of the "
+            "encoder."
+        )
+    if of is not None:
+        found.facts["layers"] = f"the first {found.facts.get('layers', '')} of {of}"
+        left_out = ", ".join(stage for stage in STAGES if stage not in OF_THE_FIRST_LAYERS)
+        found.notices.append(
+            f"There is not enough memory for this model. The page is about {found.facts['layers']} layers; what needs "
+            f"all of them was left out ({left_out})."
+        )
     for stage, run in STAGES.items():
+        if of is not None and stage not in OF_THE_FIRST_LAYERS:
+            continue
         yield stage, found
         start = time.perf_counter()
         try:
-            run(model, tokens, found)
+            with nullcontext(model) if stage in OF_THE_WHOLE else encoder_of(model) as part:
+                run(part, tokens, found)
         except (NotImplementedError, ValueError, RuntimeError, IndexError, KeyError, TypeError) as problem:
             found.notices.append(f"{stage}: {problem}")
         found.seconds[stage] = time.perf_counter() - start
@@ -115,13 +144,25 @@ def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     import locant
 
     native: Any = locant.native(model)
-    layers = [scheme for stack in native.stacks for scheme in stack.layers or []]
-    found.curves = [(number, line) for number, scheme in enumerate(layers, 1) for line in curve.curves(scheme, 50)]
-    for number, scheme in enumerate(layers, 1):
-        with torch.no_grad():
-            vectors = scheme.terms(torch.arange(-50, 51)).query
-        if vectors is not None:
-            found.vectors.append((number, vectors[0].float()))
+    for name, stack in zip(("encoder", "decoder") if len(native.stacks) == 2 else ("",), native.stacks, strict=True):
+        same: dict[object, list[int]] = {}
+        for number, scheme in enumerate(stack.layers or [], 1):
+            same.setdefault(id(scheme) if list(scheme.parameters()) else str(scheme), []).append(number)
+        for numbers in same.values():
+            scheme, where = stack.layers[numbers[0] - 1], _where(name, numbers)
+            found.curves += [(where, line) for line in curve.curves(scheme, 50)]
+            found.kernels += [(where, each) for each in curve.kernels(scheme, 50)]
+            with torch.no_grad():
+                vectors = scheme.terms(torch.arange(-50, 51)).query
+            if vectors is not None:
+                found.vectors.append((where, vectors[0].float()))
+
+
+def _where(stack: str, layers: list[int]) -> str:
+    """ "layer 2", "decoder, layers 1–6", "layers 1, 3, 5" """
+    run = layers == list(range(layers[0], layers[-1] + 1))
+    spelt = f"{layers[0]}–{layers[-1]}" if run and len(layers) > 1 else ", ".join(map(str, layers))
+    return f"{stack}{', ' if stack else ''}layer{'s' if len(layers) > 1 else ''} {spelt}"
 
 
 def _distance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -142,6 +183,8 @@ def _variance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None
 
 def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     length, needed = _limit(model, PROBE_LENGTH), PROBE_BATCH * (PROBE_STEPS + 1 + PROBE_TESTS)
+    if length < 4:
+        raise ValueError(f"to read position there must be some: the model has {length}, a probe needs 4 or more")
     try:
         pool = tokens.take(needed, length)
     except ValueError:  # the text is too short for a stream of fresh sequences
@@ -157,7 +200,7 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
         twin = probe.states_of(model, batch, bidirectional=True)
         try:
             found.twin = probe.probe(twin, seeds=1, steps=PROBE_STEPS, tests=PROBE_TESTS)
-        except (ValueError, RuntimeError) as problem:  # OPT counts positions by a mask of two dimensions
+        except (ValueError, RuntimeError) as problem:  # not every model takes a mask for each pair
             found.notices.append(f"bidirectional twin: {problem}")
 
 
@@ -166,7 +209,7 @@ def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> Non
     ids = tokens.take(8, length)
     longest = min(max(LENGTHS), behaviour.limits(model)[0] or max(LENGTHS))  # past the trained length, where it can
     parts: dict[str, Callable[[], Any]] = {
-        "shifts": lambda: behaviour.shift(model, ids[:, : max(8, length // 2)]),
+        "shifts": lambda: behaviour.shift(model, ids[:, : max(2, length // 2)]),
         "shuffle": lambda: behaviour.shuffle(model, ids),
         "shares": lambda: behaviour.share(model, tokens.take(SEQUENCES, length)),
         "lengths": lambda: behaviour.length(
@@ -190,6 +233,14 @@ STAGES: dict[str, Stage] = {
 }
 
 
+OF_THE_WHOLE = ("translation invariance", "curves of the scheme")
+"""Stages that read parameters, which they do of a decoder too; the others run a text through the encoder."""
+
+
+OF_THE_FIRST_LAYERS = (*OF_THE_WHOLE, "attention by distance", "variance")
+"""Stages in which no layer depends on those after it."""
+
+
 @torch.no_grad()
 def verdict(found: Inspection) -> list[str]:
     """What the tables say, in a few sentences."""
@@ -199,8 +250,9 @@ def verdict(found: Inspection) -> list[str]:
     gram = next((row for row in found.invariances if row.quantity == "E Eᵀ"), None)
     beside = next((row for row in found.invariances if row.quantity == "E Eᵀ, i ≠ j"), None)
     if gram is not None and gram.control is not None and beside is not None and beside.control is not None:
+        whose = f" of the {gram.stack}" if gram.stack else ""
         said.append(
-            f"The position table is {gram.r2:.2f} translation-invariant (Toeplitz R² of E Eᵀ over positions "
+            f"The position table{whose} is {gram.r2:.2f} translation-invariant (Toeplitz R² of E Eᵀ over positions "
             f"{gram.first}–{gram.last}; noise of the same norms scores {gram.control.mean:.2f}), and {beside.r2:.2f} "
             f"without the diagonal, which is what noise scores by (there {beside.control.mean:.2f})."
         )
@@ -224,7 +276,11 @@ def verdict(found: Inspection) -> list[str]:
             kinds[kind] = kinds.get(kind, 0) + 1
         most = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda x: -x[1]))
         strong = sum(head.positional > 0.5 for head in heads)
-        said.append(f"Of {len(heads)} heads: {most}. In {strong} of them position decides most of the logit.")
+        if len(heads) == 1:
+            most_of_it = "position" if strong else "content"
+            said.append(f"Its one head is {heads[0].label}; {most_of_it} decides most of its logit.")
+        else:
+            said.append(f"Of {len(heads)} heads: {most}. In {strong} of them position decides most of the logit.")
     if found.probes:
         first, last = found.probes[0], found.probes[-1]
         best = min(found.probes, key=lambda row: row.error)
@@ -241,8 +297,9 @@ def verdict(found: Inspection) -> list[str]:
                 f"Shuffling the words moves the embedding by {s2.shuffled:.2f} of its length; "
                 f"another text, by {s2.scale:.2f}."
             )
-    if found.shifts:
-        worst = max(found.shifts, key=lambda row: row.relative)
+    run = [row for row in found.shifts if math.isfinite(row.relative)]
+    if run:
+        worst = max(run, key=lambda row: row.relative)
         said.append(
             "Moving every position changes nothing."
             if worst.relative < 1e-4

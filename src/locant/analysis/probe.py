@@ -11,10 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from locant.analysis.steps import ATTENTION, FEED_FORWARD, Ear, find
+
+SUB_LAYERS = {ATTENTION: "attention", FEED_FORWARD: "feed-forward"}
 
 Sample = Callable[[int], dict[str, Tensor]]
 """Number of a batch -> states [B, L, d] by the place they were taken from. A number gives the same batch each time."""
@@ -55,19 +60,19 @@ def probe(
 
     runs = seeds + 1  # the last one is trained on shuffled positions
     generator = torch.Generator().manual_seed(0)
-    count = len(places) * runs
 
     def start(*shape: int, scale: float) -> Tensor:
-        return (torch.randn(count, *shape, generator=generator) * scale).requires_grad_()
+        return (torch.randn(len(places), *shape, generator=generator) * scale).requires_grad_()
 
-    parameters = [start(width, hidden, scale=width**-0.5), start(1, hidden, scale=0.1),
-                  start(hidden, 1, scale=hidden**-0.5), start(1, 1, scale=0.0)]  # fmt: skip
+    # The probes of one place read the same states: their first layers are one matrix, side by side.
+    parameters = [start(width, runs * hidden, scale=width**-0.5), start(1, runs * hidden, scale=0.1),
+                  start(1, runs, hidden, scale=hidden**-0.5), start(1, runs, scale=0.0)]  # fmt: skip
 
     def guess(x: Tensor) -> Tensor:
         """[places, runs, B·L] in units of the length, from −1/2 to 1/2"""
-        x = x.repeat_interleave(runs, dim=0)
-        middle = torch.relu(torch.baddbmm(parameters[1], x, parameters[0]))
-        return torch.baddbmm(parameters[3], middle, parameters[2]).view(len(places), runs, -1)
+        middle = torch.relu(torch.baddbmm(parameters[1], x, parameters[0])).unflatten(-1, (runs, hidden))
+        guessed: Tensor = (middle * parameters[2]).sum(-1) + parameters[3]
+        return guessed.mT
 
     here = (torch.arange(length) + 0.5) / length - 0.5
     optimizer = torch.optim.Adam(parameters, lr=rate)
@@ -86,7 +91,7 @@ def probe(
         for number in range(tests):
             x = states(-1 - number)  # never trained on
             target = here.repeat(x.shape[1] // length)
-            errors.append((guess(x) - target).abs().view(len(places), runs, -1, length).mean(2) * length)
+            errors.append((guess(x) - target).abs().unflatten(-1, (-1, length)).mean(2) * length)
     error = torch.stack(errors).mean(0)  # [places, runs, L]
     constant = float(here.abs().mean() * length)
     return [
@@ -99,47 +104,37 @@ def probe(
 
 
 def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool = False) -> Sample:
-    """The hidden states of a Hugging Face model: after the embeddings, each layer's attention, and each layer.
+    """The hidden states of a Hugging Face model: after the embeddings and after each layer, and what the attention and
+    the feed-forward of each layer give, before it is added to the rest (`locant.analysis.steps` finds them).
 
     `bidirectional` runs a causal model with a mask that hides nothing: the twin that cannot count what it sees.
     """
-    from locant.hf.families import family_of
-    from locant.hf.plan import evaluating, find_attentions, plan_of
+    from locant.hf.encoder import has_decoder
+    from locant.hf.plan import evaluating
 
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder")
-    plan = plan_of(model)
-    found = (
-        [attention.name for attentions in find_attentions(model, family_of(model)).values() for attention in attentions]
-        if plan is None
-        else [attention.name for stack in plan.stacks for attention in stack.attentions]
-    )
-    base = model.base_model
+    if has_decoder(model):
+        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder, model.get_encoder()")
+    base, layout = model.base_model, find(model)
 
     def sample(number: int) -> dict[str, Tensor]:
         tokens, taken = ids(number), {}
 
-        def keep(name: str) -> Callable[..., None]:
-            def hook(module: Any, args: Any, output: Any) -> None:
-                taken[name] = (output[0] if isinstance(output, tuple) else output).detach()
+        def keep(layer: int, step: str, x: Tensor) -> None:
+            if step in SUB_LAYERS:
+                taken[layer + 1, step] = x
 
-            return hook
-
-        hooks = [base.get_submodule(name).register_forward_hook(keep(name)) for name in found]
-        mask = None
+        given: dict[str, Any] = {}
         if bidirectional:
-            mask = torch.ones(tokens.shape[0], 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
-        try:
-            with evaluating(model), torch.no_grad():
-                out = model(input_ids=tokens, attention_mask=mask, output_hidden_states=True)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        layers = out.hidden_states if getattr(out, "hidden_states", None) is not None else out.encoder_hidden_states
+            given["attention_mask"] = torch.ones(tokens.shape[0], 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
+            if "position_ids" in signature(type(base).forward).parameters:  # OPT would count them in the mask
+                given["position_ids"] = torch.arange(tokens.shape[1]).expand_as(tokens)
+        with evaluating(base), torch.no_grad(), Ear(layout.layers).hearing(layout, keep):
+            layers = base(input_ids=tokens, output_hidden_states=True, **given).hidden_states
         states = {"embeddings": layers[0]}
         for number, layer in enumerate(layers[1:], 1):
-            if number <= len(found) and taken.get(found[number - 1]) is not None:
-                states[f"layer {number} attention"] = taken[found[number - 1]]
+            for step, name in SUB_LAYERS.items():
+                if (number, step) in taken:
+                    states[f"layer {number} {name}"] = taken[number, step]
             states[f"layer {number}"] = layer
         return states
 

@@ -9,6 +9,8 @@ model with the wrong positions. With locant (`import locant.hf`) `locant.load` a
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +115,11 @@ model = locant.load("PATH")
 """
 
 
-def load(path: str | Path, auto: Any = None, **kwargs: Any) -> PreTrainedModel:
+def load(path: str | Path, auto: Any = None, *, layers: int | None = None, **kwargs: Any) -> PreTrainedModel:
     """Opens a folder of a swapped model; also a checkpoint with `position_embedding_type` relative_key(_query).
 
     auto      an Auto class or a model class (AutoModelForMaskedLM, BertModel, …); by default the class that was saved.
+    layers    open the first so many layers only, for a look at a model that does not fit into memory.
     kwargs    go to its `from_pretrained`: dtype, device_map, num_labels, ….
     """
     from locant.hf import relative_key
@@ -125,11 +128,21 @@ def load(path: str | Path, auto: Any = None, **kwargs: Any) -> PreTrainedModel:
     data, _ = PreTrainedConfig.get_config_dict(path, **where)
     if data.get("model_type") != "locant":
         if data.get("position_embedding_type") in relative_key.SPECS:
+            if layers is not None:
+                raise ValueError(f"{path} has positions of an older kind; it can be opened as a whole only")
             return relative_key.load(path, auto, data, **kwargs)
-        return _class(auto, AutoConfig.from_pretrained(path), data).from_pretrained(path, **kwargs)  # type: ignore[no-any-return]
+        config = AutoConfig.from_pretrained(path)
+        cls = _class(auto, config, data)
+        if layers is None:
+            return cls.from_pretrained(path, **kwargs)  # type: ignore[no-any-return]
+        _cut(config, layers)
+        with _quiet():
+            return cls.from_pretrained(path, config=config, **kwargs)  # type: ignore[no-any-return]
 
     inner = dict(data["locant"])
     planned = inner.pop("locant")
+    for stack in planned["stacks"]:
+        stack["layers"] = stack["layers"][:layers]
     Plan.from_config(planned)  # before anything is built: an unknown scheme is said first
     length = inner.pop("max_position_embeddings_before_locant", None)
     if length is not None:
@@ -137,6 +150,8 @@ def load(path: str | Path, auto: Any = None, **kwargs: Any) -> PreTrainedModel:
     config = AutoConfig.for_model(inner.pop("family"), **inner)
     for name in [name for name in kwargs if hasattr(config, name) and name not in ("dtype", "torch_dtype")]:
         setattr(config, name, kwargs.pop(name))  # num_labels and the like belong to the config
+    if layers is not None:
+        _cut(config, layers)
     cls = _class(auto, config, data)
 
     class Loading(cls):  # type: ignore[misc, valid-type]
@@ -149,11 +164,14 @@ def load(path: str | Path, auto: Any = None, **kwargs: Any) -> PreTrainedModel:
     Loading.__name__, Loading.__qualname__, Loading.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     kwargs.pop("attn_implementation", None)
     kwargs.pop("output_loading_info", None)
-    model, info = Loading.from_pretrained(path, config=config, output_loading_info=True, **kwargs)
+    with _quiet() if layers is not None else nullcontext():
+        model, info = Loading.from_pretrained(path, config=config, output_loading_info=True, **kwargs)
     plan = plan_of(model)
     assert plan is not None
     ours = {f"{name}." for name, _ in _places(model, plan)}
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if what == "unexpected_keys" and layers is not None:  # those of the layers that were left out
+            continue
         wrong = [str(key) for key in info.get(what, ()) if any(place in str(key) for place in ours)]
         if wrong:
             raise ValueError(
@@ -162,6 +180,34 @@ def load(path: str | Path, auto: Any = None, **kwargs: Any) -> PreTrainedModel:
     model.__class__ = cls
     plan.native_is_lost = any(replaced.original is not None for replaced in plan.replaced)
     return model  # type: ignore[no-any-return]
+
+
+LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
+"""Where configs say how many layers there are; the first has many names that lead to it."""
+
+
+def _cut(config: Any, layers: int) -> None:
+    """A config of the first layers."""
+    whole = getattr(config, "num_hidden_layers", None)
+    if not isinstance(whole, int) or not 1 <= layers <= whole:
+        raise ValueError(f"layers must be from 1 to the {whole} that the model has, got {layers}")
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == whole:  # an entry for each layer
+            setattr(config, name, value[:layers])
+    for name in LAYERS:
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, min(layers, getattr(config, name)))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the list of weights that were not used: those of the layers left out are meant to be."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 def _places(model: PreTrainedModel, plan: Plan) -> list[tuple[str, torch.nn.Module]]:

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from locant.hf.mechanisms import Bias, Mechanism, Patches, Rotary, Table, TableAfterPadding, TableAfterTwo
+from locant.hf.mechanisms import (
+    Bias,
+    CountingTable,
+    Mechanism,
+    Patches,
+    Rotary,
+    Table,
+    TableAfterPadding,
+    TableAfterTwo,
+)
 
 
 def by_index(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | None:
@@ -47,7 +56,8 @@ def whole(base: nn.Module) -> list[str]:
 
 
 def two_stacks(base: nn.Module) -> list[str]:
-    return [name for name in ("encoder", "decoder") if isinstance(getattr(base, name, None), nn.Module)]
+    """Encoder and decoder; one of them by itself is one stack."""
+    return [name for name in ("encoder", "decoder") if isinstance(getattr(base, name, None), nn.Module)] or [""]
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": ROTARY,
     "phi": ROTARY,
     "t5": Family(Bias(), stacks=two_stacks),
+    "bart": Family(CountingTable("embed_positions"), stacks=two_stacks),
     "vit": Family(Patches()),
 }
 

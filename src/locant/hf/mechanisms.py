@@ -132,6 +132,19 @@ class TableAfterTwo(Table):
         return 2
 
 
+@dataclass(frozen=True)
+class CountingTable(TableAfterTwo):
+    """BART: a table like OPT's that numbers the tokens by itself, so that it can be read and kept, but not replaced."""
+
+    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
+        if keep and embed is None:
+            return []
+        raise NotImplementedError(
+            f"{type(stack).__name__} counts positions inside its table, which can be read and kept but not replaced; "
+            f"add a scheme that acts in attention to it: swap(model, spec, keep_native=True)"
+        )
+
+
 class EmbeddedPatches(nn.Module):
     """The same for a model that adds its table as a parameter: what stands in its place is made before each forward."""
 

@@ -9,7 +9,7 @@ import copy
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ from locant.schemes import Scheme
 from locant.spec import scheme as from_spec
 
 STATE = "locant_plan"
+PROBE = 7
+"""Tokens of a probe."""
 ANY_LENGTH = 2**20
 """What config.max_position_embeddings says of a model without a last position."""
 
@@ -271,6 +273,8 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
 
 
 def _layers(stack: nn.Module) -> int | None:
+    if isinstance(getattr(stack, "layers", None), nn.ModuleList):  # BART's config has one number for two stacks
+        return len(stack.layers)  # type: ignore[arg-type]
     for name in ("num_hidden_layers", "num_layers"):
         number = getattr(stack.config, name, None)
         if isinstance(number, int):
@@ -290,13 +294,25 @@ def run_probe(base: nn.Module) -> Tensor:
             inputs = {"pixel_values": pixels.view(1, config.num_channels, size, size).to(next(base.parameters()).dtype)}
         else:
             vocabulary = base.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-            tokens = (torch.arange(3, 10, device=device) % vocabulary)[None]
+            length = _probe_length(base)
+            tokens = (torch.arange(3, 3 + length, device=device) % vocabulary)[None]
             inputs = {"input_ids": tokens}
             if getattr(base.config, "is_encoder_decoder", False) and hasattr(base, "decoder"):
-                inputs["decoder_input_ids"] = tokens[:, :5]
+                inputs["decoder_input_ids"] = tokens[:, : max(1, length - 2)]
         output = base(**inputs)
     hidden: Tensor = output.last_hidden_state if "last_hidden_state" in output else output.logits
     return hidden.float()
+
+
+def _probe_length(base: nn.Module) -> int:
+    """Seven tokens, or as many as a model has positions for."""
+    longest = getattr(base.config, "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        return PROBE
+    with suppress(NotImplementedError):  # RoBERTa's positions begin at 2
+        family = family_of(base)  # type: ignore[arg-type]
+        longest -= family.shift(base.get_submodule(family.stacks(base)[0]))
+    return max(1, min(PROBE, longest))
 
 
 @contextmanager

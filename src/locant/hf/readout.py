@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -56,8 +57,10 @@ def native(model: PreTrainedModel) -> Native:
         return Native("swapped", tuple(stacks))
     family = family_of(model)
     reads = []
-    for path, attentions in find_attentions(model, family).items():
-        stack = model.base_model.get_submodule(path)
-        modules = [model.base_model.get_submodule(attention.name) for attention in attentions]
-        reads.append(family.mechanism.read(stack, modules))
+    # Schemes draw their parameters before they get those of the model: the caller's random numbers are not theirs.
+    with torch.random.fork_rng(devices=[]):
+        for path, attentions in find_attentions(model, family).items():
+            stack = model.base_model.get_submodule(path)
+            modules = [model.base_model.get_submodule(attention.name) for attention in attentions]
+            reads.append(family.mechanism.read(stack, modules))
     return Native(family.mechanism.kind, tuple(reads))

@@ -38,13 +38,7 @@ UNREADABLE = (OSError, ValueError, RuntimeError, NotImplementedError, KeyError, 
 
 def write(out: Path) -> Path:
     """The page of a comparison as it is now, out/report.html, and the numbers of its figures, out/csv/."""
-    made = report(out)
-    path = page.write(made, out / PAGE, csv_folder=out / TABLES)
-    names = {page.csv_name(at, figure) for at, figure in enumerate(page.figures_of(made))}
-    for former in (out / TABLES).glob("[0-9][0-9]-*.csv"):
-        if former.name not in names:  # figures come as runs finish, and those after them get other numbers
-            former.unlink(missing_ok=True)
-    return path
+    return page.write(report(out), out / PAGE, csv_folder=out / TABLES)
 
 
 def report(out: Path) -> Report:

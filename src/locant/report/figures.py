@@ -20,6 +20,7 @@ class Series:
     """One line; `low` and `high` are the edges of a shaded interval, `group` is its model where two are compared.
 
     `colour` is the number of its colour, for what has the same one in every figure; by default its place in this one.
+    `thin` is for parts that are drawn beside their whole.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Series:
     dashed: bool = False
     group: str = ""
     colour: int | None = None
+    thin: bool = False
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):

@@ -64,16 +64,27 @@ def _invariance(found: Inspection) -> Section:
                 diverging=True,
             )
         )
-    rows = [row for row in found.invariances if row.head is None or row.layer in (None, 1)]
+    rows, stacks = found.invariances, any(row.stack for row in found.invariances)
     if rows:
         figures.append(
             Grid(
                 "Translation invariance",
                 "R² of the best Toeplitz fit: 1 means that the matrix is a function of the offset alone. The control has "
                 "vectors of the same norms in random directions: the diagonal alone earns it that much.",
-                ("what", "layer", "head", "positions", "R²", "interval", "control", "exactly"),
+                (
+                    *(["stack"] if stacks else []),
+                    "what",
+                    "layer",
+                    "head",
+                    "positions",
+                    "R²",
+                    "interval",
+                    "control",
+                    "exactly",
+                ),
                 [
                     (
+                        *([row.stack] if stacks else []),
                         row.quantity,
                         row.layer,
                         row.head,
@@ -83,7 +94,7 @@ def _invariance(found: Inspection) -> Section:
                         "" if row.control is None else f"{row.control.mean:.3f}",
                         row.exact,
                     )
-                    for row in rows[:60]
+                    for row in rows
                 ],
             )
         )
@@ -140,7 +151,7 @@ def _distance(found: Inspection) -> Section:
         near = (layer.offsets.abs() <= reach).nonzero().flatten()
         r = layer.offsets[near].tolist()
         for h in range(layer.weight.shape[0]):
-            title = f"{number}.{h} {layer.heads[h].label}"
+            title = f"{number}.{h + 1} {layer.heads[h].label}"
             for panels, name, values in ((weights, "weight", layer.weight), (logits, "logit", layer.logit)):
                 panels.append(Lines(title, "", "offset", name, (Series(name, r, _numbers(values[h, near])),)))
     heads = [head for layer in found.layers for head in layer.heads]
@@ -170,7 +181,7 @@ def _distance(found: Inspection) -> Section:
             "head",
             "layer",
             list(range(1, len(share) + 1)),
-            list(range(len(share[0]))),
+            list(range(1, len(share[0]) + 1)),
             share,
         ),
         Heat(
@@ -211,11 +222,11 @@ def _distance(found: Inspection) -> Section:
 
 def _curves(found: Inspection) -> Section:
     panels: list[Lines | Heat] = []
-    for layer, line in found.curves:
-        names = [f"head {h}" for h in range(len(line.values))]
+    for where, line in found.curves:
+        names = [f"head {h}" for h in range(1, len(line.values) + 1)] if len(line.values) > 1 else ["every head"]
         panels.append(
             Lines(
-                f"layer {layer}",
+                where,
                 "",
                 "offset",
                 line.what,
@@ -231,10 +242,10 @@ def _curves(found: Inspection) -> Section:
         "What the scheme adds to, or does with, the logit at each offset, per layer and head. Smooth curves that single out "
         "near offsets are what trained schemes look like; flat ones have not been used."
     )
-    figures: list[Figure] = [Small("Curves", note, tuple(panels), 3)]
+    figures: list[Figure] = [Small("Curves", note, tuple(panels), 3), *_kernels(found)]
     figures += [
         Heat(
-            f"Vectors of layer {layer}",
+            f"Vectors of {where}",
             "The table that queries meet, a row for each offset from −50 to 50 (first head). Offsets that matter have vectors "
             "of their own near 0; far rows that look alike could as well be clipped.",
             "coordinate",
@@ -244,9 +255,52 @@ def _curves(found: Inspection) -> Section:
             _matrix(vectors),
             diverging=True,
         )
-        for layer, vectors in found.vectors[:1]
+        for where, vectors in found.vectors[:1]
     ]
     return Section("The scheme itself", "The learned curves, read off the parameters.", tuple(figures))
+
+
+def _kernels(found: Inspection) -> list[Figure]:
+    """TISA taken apart: a panel per head, and the numbers of its kernels."""
+    panels: list[Lines | Heat] = []
+    rows: list[tuple[Any, ...]] = []
+    for where, each in found.kernels:
+        for head, (total, alone) in enumerate(zip(each.total, each.kernels, strict=True), 1):
+            parts = [
+                Series(f"kernel {s}", each.r, [float(f"{x:.5g}") for x in values], thin=True)
+                for s, values in enumerate(alone, 1)
+            ]
+            whole = Series("sum", each.r, [float(f"{x:.5g}") for x in total])
+            panels.append(Lines(f"{where}, head {head}", "", "offset", each.what, (whole, *parts)))
+            numbers = zip(each.amplitude[head - 1], each.sharpness[head - 1], each.offset[head - 1], strict=True)
+            rows += [
+                (where, head, each.spec, s, round(a, 5), round(b, 5), round(c, 4))
+                for s, (a, b, c) in enumerate(numbers, 1)
+            ]
+    if not panels:
+        return []
+    inside = any(each.what == "inside the logarithm" for _, each in found.kernels)
+    note = (
+        "The kernels whose sum each head's f(r) is, thin, beside their sum; a panel per head. "
+        + (
+            "The steps of the later version of TISA stand inside a logarithm, and so does their sum here. "
+            if inside
+            else ""
+        )
+        + "Kernels that lie on top of each other do one kernel's work; one without height is not used; a narrow one near 0 "
+        "singles out neighbours, a wide one sets a range."
+    )
+    return [
+        Small("Kernels", note, tuple(panels), 6),
+        Grid(
+            "Parameters of the kernels",
+            "Height a, sharpness |b| and place c of every kernel a·exp(−|b|(r − c)²)"
+            + (", or of a step |a|·sigmoid(±(r − c)/b), which falls where a is negative. " if inside else ". ")
+            + "A bump falls to half its height 0.83/√|b| tokens from c.",
+            ("where", "head", "scheme", "kernel", "a", "|b|", "c"),
+            rows,
+        ),
+    ]
 
 
 def _variance(found: Inspection) -> Section:

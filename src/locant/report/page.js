@@ -326,7 +326,7 @@
         group.append(svg("path", { class: "band", d: "M" + edge.join("L") + "Z", style: `fill:${colour}` }));
       }
       const path = runs.filter((r) => r.length > 1).map((r) => "M" + r.map(([px, py]) => `${n(px)} ${n(py)}`).join("L")).join("");
-      if (path) group.append(svg("path", { class: "line", d: path, style: `stroke:${colour}`, "stroke-dasharray": dash || null }));
+      if (path) group.append(svg("path", { class: series.thin ? "line thin" : "line", d: path, style: `stroke:${colour}`, "stroke-dasharray": dash || null }));
       const few = series.x.length <= 12 && !this.small && !series.dashed;
       for (const r of runs) if (few || r.length === 1) for (const [px, py] of r) group.append(svg("circle", { cx: n(px), cy: n(py), r: this.small ? 1.6 : 2.6, style: `fill:${colour}` }));
     }

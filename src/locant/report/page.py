@@ -58,8 +58,12 @@ def write(report: Report, path: Path, *, csv_folder: Path | None = None) -> Path
     path = Path(path)
     replace_file(path, _page(report))
     if csv_folder is not None:
-        for at, figure in enumerate(figures_of(report)):
-            write_csv(figure, Path(csv_folder) / csv_name(at, figure))
+        files = {csv_name(at, figure): figure for at, figure in enumerate(figures_of(report))}
+        for name, figure in files.items():
+            write_csv(figure, Path(csv_folder) / name)
+        for earlier in Path(csv_folder).glob("[0-9][0-9]-*.csv"):
+            if earlier.name not in files:  # of a page that had other figures
+                earlier.unlink(missing_ok=True)
     return path
 
 
@@ -321,7 +325,8 @@ def _json(part: Figure | Series | None) -> Any:
     if isinstance(part, Series):
         numbers = {"x": part.x, "y": part.y, "low": part.low, "high": part.high}
         lists = {name: [number(value) for value in values] for name, values in numbers.items() if values is not None}
-        return {"name": part.name, "group": part.group, "dashed": part.dashed, "colour": part.colour, **lists}
+        drawn = {"group": part.group, "dashed": part.dashed, "thin": part.thin, "colour": part.colour}
+        return {"name": part.name, **drawn, **lists}
     shared = {"kind": type(part).__name__, "title": part.title}
     if isinstance(part, Lines):
         axes = {"x_label": part.x_label, "y_label": part.y_label, "log_x": part.log_x, "log_y": part.log_y}

@@ -31,9 +31,13 @@ class Tisa(Scheme):
         self.offset = nn.Parameter(5.0 * torch.randn(n_heads, kernels))
 
     def terms(self, r: Tensor) -> Terms:
+        return Terms(bias=self.bumps(r).sum(-1))
+
+    def bumps(self, r: Tensor) -> Tensor:
+        """Every kernel by itself, [H, R, kernels]; f is their sum."""
         amplitude, sharpness, offset = (wide(x)[:, None, :] for x in (self.amplitude, self.sharpness, self.offset))
-        distance = r[None, :, None] - offset  # [H, R, kernels]
-        return Terms(bias=(amplitude * torch.exp(-sharpness.abs() * distance**2)).sum(-1))
+        distance = r[None, :, None] - offset
+        return amplitude * torch.exp(-sharpness.abs() * distance**2)
 
     def parameter_count(self) -> int:
         return 3 * self.kernels * self.n_heads

@@ -58,11 +58,15 @@ class Tisa2(Scheme):
         return torch.cat([geometric, geometric.new_zeros(self.free)])
 
     def terms(self, r: Tensor) -> Terms:
+        total = EPS + wide(self.bias).abs()[:, None] + self.steps(r).sum(-1)  # [H, R]
+        return Terms(bias=total.log() - self.slopes(r.device)[:, None] * r.abs())
+
+    def steps(self, r: Tensor) -> Tensor:
+        """Every step by itself, [H, R, kernels]: what is summed inside the logarithm. None in free heads."""
         amplitude, sharpness, offset = (wide(x)[:, None, :] for x in (self.amplitude, self.sharpness, self.offset))
         steps = amplitude.abs() * torch.sigmoid(amplitude.sign() * (r[None, :, None] - offset) / sharpness)
-        aware = torch.arange(self.n_heads, device=r.device)[:, None] < self.n_heads - self.free  # [H, 1]
-        total = EPS + wide(self.bias).abs()[:, None] + steps.sum(-1) * aware  # [H, R]
-        return Terms(bias=total.log() - self.slopes(r.device)[:, None] * r.abs())
+        aware = torch.arange(self.n_heads, device=r.device)[:, None, None] < self.n_heads - self.free
+        return steps * aware
 
     def parameter_count(self) -> int:
         return (3 * self.kernels + 1) * self.n_heads

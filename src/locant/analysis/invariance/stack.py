@@ -1,0 +1,157 @@
+"""The stacks of a model of transformers with the positions they have now, read from live parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from locant.analysis.invariance.schemes import LENGTH
+from locant.schemes import Scheme
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from locant.hf.plan import Attention
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack of a model, with its positions as they are now: `table` reads live parameters."""
+
+    name: str
+    spec: str
+    table: Callable[[], Tensor] | None
+    project: nn.Module | None  # between the embeddings and the first layer
+    attentions: list[Attention]
+    modules: list[nn.Module]
+    schemes: list[Scheme]  # of each attention, or none
+
+    def head_weights(self) -> tuple[Tensor, Tensor] | None:
+        """W_Q and W_K of the first layer as seen from the table; None where they are not found."""
+        found = _projections(self.modules[0], self.attentions[0])
+        if found is None or self.table is None:
+            return None
+        w_q, w_k = (w.detach().double().cpu() for w in found)
+        width = self.table().shape[1]
+        if self.project is not None and w_q.shape[1] != width:
+            into: Any = self.project.weight
+            w_q, w_k = (w @ into.detach().double().cpu() for w in (w_q, w_k))
+        return (w_q, w_k) if w_q.shape[1] == width else None
+
+
+def _projections(module: nn.Module, attention: Attention) -> tuple[Tensor, Tensor] | None:
+    """W_Q and W_K, [heads · head_dim, width], under the names that transformers has for them."""
+    inner = attention.n_heads * attention.head_dim
+
+    def weight(name: str) -> Tensor | None:
+        found = getattr(getattr(module, name, None), "weight", None)
+        return found if isinstance(found, Tensor) and found.is_floating_point() and found.ndim == 2 else None
+
+    for names in (("query", "key"), ("q_proj", "k_proj"), ("q_lin", "k_lin"), ("q", "k")):
+        q, k = map(weight, names)
+        if q is not None and k is not None and q.shape[0] == inner:
+            return q, k
+    conv = weight("c_attn")  # GPT-2's Conv1D: [width, q then k then v]
+    if conv is not None and conv.shape[1] == 3 * inner:
+        return conv[:, :inner].mT, conv[:, inner : 2 * inner].mT
+    joined = weight("Wqkv")  # q, then k, then v
+    if joined is not None and joined.shape[0] == 3 * inner:
+        return joined[:inner], joined[inner : 2 * inner]
+    by_head = weight("query_key_value")  # GPT-NeoX: q, k, v of the first head, then of the second
+    if by_head is not None and by_head.shape[0] == 3 * inner:
+        parts = by_head.unflatten(0, (attention.n_heads, 3, attention.head_dim))
+        return parts[:, 0].flatten(0, 1), parts[:, 1].flatten(0, 1)
+    return None
+
+
+def stacks(model: PreTrainedModel) -> list[Stack]:
+    from locant.hf.families import family_of
+    from locant.hf.mechanisms import Patches, Table
+    from locant.hf.plan import find_attentions, plan_of
+    from locant.hf.readout import native
+
+    read, plan, base = native(model), plan_of(model), model.base_model
+    mechanism = family_of(model).mechanism
+    if plan is None:
+        names = find_attentions(model, family_of(model))
+    else:
+        names = {stack.path: stack.attentions for stack in plan.stacks}
+    found = []
+    for (path, attentions), positions in zip(names.items(), read.stacks, strict=True):
+        stack = base.get_submodule(path)
+        tables: list[Callable[[], Tensor]] = []
+        kept = isinstance(mechanism, (Table, Patches)) and (plan is None or plan.keep_native)
+        if kept:
+            tables.append(_native_table(model, stack))
+        if plan is not None and positions.embed is not None:
+            tables.append(_embedding(positions.embed))
+        specs = ([f"learned:length={tables[0]().shape[0]}"] if kept else []) + (
+            [str(positions.embed)] if plan is not None and positions.embed is not None else []
+        )
+        project = next(
+            (
+                module
+                for name in ("encoder.embedding_hidden_mapping_in", "embeddings_project", "project_in")
+                if isinstance(module := _submodule(stack, name), nn.Linear)
+            ),
+            None,
+        )
+        found.append(
+            Stack(
+                name=path if len(names) > 1 else "",
+                spec="+".join(specs),
+                table=partial(_add, tables) if tables else None,
+                project=project,
+                attentions=attentions,
+                modules=[base.get_submodule(attention.name) for attention in attentions],
+                schemes=list(positions.layers or []),
+            )
+        )
+    return found
+
+
+def _submodule(module: nn.Module, path: str) -> nn.Module | None:
+    for name in path.split("."):
+        module = getattr(module, name, None)  # type: ignore[assignment]
+    return module
+
+
+def _native_table(model: PreTrainedModel, stack: nn.Module) -> Callable[[], Tensor]:
+    """The model's own table from the first row it uses, live, also where a swap has set it aside and kept it."""
+    from locant.hf.families import family_of
+    from locant.hf.mechanisms import Patches, Table
+    from locant.hf.plan import plan_of
+
+    mechanism, plan = family_of(model).mechanism, plan_of(model)
+    assert isinstance(mechanism, (Table, Patches))
+    first = mechanism.first(stack) if isinstance(mechanism, Table) else 0
+    inside = set(stack.modules())
+    for replaced in plan.replaced if plan is not None else []:
+        original = replaced.original
+        if replaced.parent in inside and original is not None:
+            table = original if isinstance(original, nn.Parameter) else original.weight
+            return lambda: table[0] if table.ndim == 3 else table[first:]
+    if isinstance(mechanism, Patches):
+        return lambda: mechanism.table(stack)[0]
+    return lambda: mechanism.table(stack)[first:]
+
+
+def _embedding(scheme: Scheme) -> Callable[[], Tensor]:
+    def read() -> Tensor:
+        here = next(scheme.parameters(), next(scheme.buffers(), torch.empty(0))).device
+        embedded = scheme.embed(torch.arange(scheme.max_length or LENGTH, device=here))
+        assert embedded is not None
+        return embedded
+
+    return read
+
+
+def _add(parts: list[Callable[[], Tensor]]) -> Tensor:
+    tables = [part() for part in parts]
+    length = min(table.shape[0] for table in tables)
+    return torch.stack([table[:length] for table in tables]).sum(0)
