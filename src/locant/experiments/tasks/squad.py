@@ -7,7 +7,8 @@ longer ones, up to whole paragraphs: the inductive test of Huang et al. 2020 (ar
 The answer is the span with the highest sum of its start and end logits: of all windows of a question, among the 20 best
 starts and the 20 best ends, inside the paragraph, not longer than 30 tokens. Exact match and F1 are those of the
 official script: without case, punctuation, articles and spaces, best over the answers of several people. They are
-torchmetrics', which differs in one case alone: of two texts in which nothing is left, F1 is 100 and not 0.
+torchmetrics', which differ in one case alone: of two texts in which nothing is left, F1 is 100 and not 0. Three of the
+10,570 questions to test on have such an answer.
 """
 
 from __future__ import annotations
