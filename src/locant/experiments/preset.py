@@ -34,7 +34,7 @@ class Preset:
 
 SCRATCH: dict[str, Preset] = {
     "quick": Preset(
-        length=128, batch=16, rate=2e-3, steps=400, evaluated=65_536, layers=4, heads=4, width=128, vocabulary=2048
+        length=64, batch=16, rate=2e-3, steps=500, evaluated=65_536, layers=3, heads=4, width=96, vocabulary=2048
     ),
     "small": Preset(
         length=256, batch=16, rate=1e-3, steps=4000, evaluated=200_000, layers=6, heads=6, width=384, vocabulary=8192
