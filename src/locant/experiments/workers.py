@@ -23,6 +23,7 @@ from locant.experiments.comparison import TIMED_STEPS
 from locant.experiments.run import Diverged, Run, Work, execute, seconds_of_a_step
 
 ENDED = ("done", "failed")
+FINISHED_IS_KEPT = "Finished runs are kept; give the same command again when this is mended"
 
 
 def do(run: Run, here: Path, data: Path) -> None:
@@ -62,16 +63,21 @@ def _write_down(problem: Exception, here: Path) -> None:
         raise OSError(f"{here.name} failed ({reason}), which cannot be written down ({another})") from problem
 
 
+def do_apart(run: Run, here: Path, data: Path) -> None:
+    """`do` in a process that is there for nothing else: what libraries print goes to log.txt."""
+    here.mkdir(parents=True, exist_ok=True)
+    with (here / "log.txt").open("a", encoding="utf-8") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        do(run, here, data)
+
+
 def _in_process(run: Run, here: Path, data: Path, device: int, tell: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if device >= 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
     try:
-        here.mkdir(parents=True, exist_ok=True)
-        with (here / "log.txt").open("a", encoding="utf-8") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-            do(run, here, data)
+        do_apart(run, here, data)
     except OSError as problem:
         tell.send(str(problem))
         sys.exit(1)
@@ -167,7 +173,7 @@ def _note_death(process: Any, here: Path, told: Any) -> None:
     with contextlib.suppress(EOFError):  # it said nothing
         words = told.recv()
     if words:
-        raise OSError(f"{words}. Finished runs are kept; give the same command again when this is mended")
+        raise OSError(f"{words}. {FINISHED_IS_KEPT}")
     why = f"its process was killed by signal {-process.exitcode}" if process.exitcode < 0 else (
         f"its process ended with exit code {process.exitcode}"
     )  # fmt: skip
