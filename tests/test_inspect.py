@@ -48,6 +48,9 @@ def test_every_part_is_made(kind, tmp_path):
     assert found.facts["looked at with"] == "random tokens"
     made = report.report(found)
     titles = [section.title for section in made.sections]
+    (probes,) = (section.figures[0] for section in made.sections if section.title == "Probes")
+    assert [series.name for series in probes.series][:3] == ["after the layer", "attention", "feed-forward"]
+    assert [list(series.x) for series in probes.series][:3] == [[0, 1, 2], [1, 2], [1, 2]]
     assert {"Translation invariance", "Attention by distance", "Probes", "Behaviour"} <= set(titles)
     path = page.write(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
     assert path.stat().st_size > 50_000
@@ -60,6 +63,7 @@ def test_the_page_works_in_a_browser(visit, tmp_path):  # noqa: F811
     opened.evaluate("window.dispatchEvent(new Event('beforeprint'))")  # draws what is still out of sight
     assert opened.locator("svg, canvas").count() > 20
     assert "Vectors of layer 1" in opened.content()
+    assert "layer 1 feed-forward" in opened.locator("svg text").all_text_contents()  # a hyphen, and no minus sign
 
 
 def test_kernels_are_thinner_than_their_sum(visit, tmp_path):  # noqa: F811
