@@ -71,11 +71,8 @@ def train(kind: str, seed: int, steps: int) -> list[dict[str, Any]]:
         )  # fmt: skip
         trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[callback])
         trainer.train()
-    losses = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
-    return [
-        {"loss": round(losses[step], 4) if (step := int(record["step"])) else None, **record}
-        for record in callback.records
-    ]
+    losses = {row["step"]: round(row["loss"], 4) for row in trainer.state.log_history if "loss" in row}
+    return [{"loss": losses.get(record["step"]), **record} for record in callback.records]
 
 
 def main() -> None:

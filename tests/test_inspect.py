@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
 from typer.testing import CliRunner
 
 import locant
@@ -40,13 +40,16 @@ def inspected(model, name="tiny"):
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "roberta", "albert", "opt"])
 def test_every_part_is_made(kind, tmp_path):
     found = inspected(hf_models.make(kind))
-    assert [notice for notice in found.notices if not notice.startswith(("shifts", "lengths", "variance"))] == []
+    assert [notice for notice in found.notices if not notice.startswith(("moved", "longer", "variance"))] == []
     assert found.layers
     assert found.probes
     assert found.shares
     assert found.facts["looked at with"] == "random tokens"
     made = report.report(found)
     titles = [section.title for section in made.sections]
+    (probes,) = (section.figures[0] for section in made.sections if section.title == "Probes")
+    assert [series.name for series in probes.series][:3] == ["after the layer", "attention", "feed-forward"]
+    assert [list(series.x) for series in probes.series][:3] == [[0, 1, 2], [1, 2], [1, 2]]
     assert {"Translation invariance", "Attention by distance", "Probes", "Behaviour"} <= set(titles)
     path = page.write(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
     assert path.stat().st_size > 50_000
@@ -59,6 +62,7 @@ def test_the_page_works_in_a_browser(visit, tmp_path):
     opened.evaluate("window.dispatchEvent(new Event('beforeprint'))")  # draws what is still out of sight
     assert opened.locator("svg, canvas").count() > 20
     assert "Vectors of layer 1" in opened.content()
+    assert "layer 1 feed-forward" in opened.locator("svg text").all_text_contents()  # a hyphen, and no minus sign
 
 
 def test_kernels_are_thinner_than_their_sum(visit, tmp_path):
@@ -122,7 +126,7 @@ def test_an_encoder_with_a_decoder(kind, spec):
         locant.swap(model, spec)
     before = model.get_encoder()(input_ids=ids).last_hidden_state
     found = inspected(model)
-    assert [notice for notice in found.notices if not notice.startswith(("shifts", "lengths"))] == [found.notices[0]]
+    assert [notice for notice in found.notices if not notice.startswith(("moved", "longer"))] == [found.notices[0]]
     assert "is of the encoder" in found.notices[0]
     assert {row.stack for row in found.invariances} == {"encoder", "decoder"}
     assert len(found.layers) == 2
@@ -166,8 +170,25 @@ def test_what_cannot_be_made_is_said_and_the_rest_is_there():
     broken.encoder.layer[0].attention.self.query.weight.data.fill_(float("nan"))
     found = inspected(broken)
     assert any("not finite" in notice for notice in found.notices)
+    said = "the outputs of the model hold NaN or infinity: there is nothing to measure"
+    assert f"moved positions, shuffled words, share of position, longer inputs: {said}" in found.notices
     assert found.invariances  # the table needs no forward pass
     assert report.report(found).notices
+
+
+def test_a_model_that_does_not_go_through_the_seam():
+    """Bloom's attention cannot be listened to; its hidden states can."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    found = inspected(AutoModel.from_config(AutoConfig.for_model("bloom", **sizes)).eval())
+    assert [row.place for row in found.probes] == ["embeddings", "layer 1", "layer 2"]
+    assert found.shares
+    assert found.lengths
+    assert found.variances is not None
+    notice, twin = found.notices
+    assert twin.startswith("bidirectional twin")  # its ALiBi wants masks of two dimensions
+    assert notice.startswith("positions, translation invariance, curves of the scheme, attention by distance, moved")
+    assert "bloom" in notice
 
 
 def test_a_text_that_is_too_short_is_named(tmp_path):

@@ -433,7 +433,7 @@ def repeating(count):
 
 
 def test_a_model_that_learns_offsets_becomes_invariant_and_the_record_says_so(tmp_path):
-    """Wennberg & Henter's claim in small. It holds for seeds of bench/invariance.py: from below 0.1 to over 0.66."""
+    """Wennberg & Henter's claim in small. Every seed of bench/invariance.py goes from below 0.1 to over 0.66."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 24}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))

@@ -154,7 +154,7 @@ def _workers(ray: str | None, threads: int) -> Any:
         from locant.experiments.workers import Local
 
         return Local(threads)
-    from locant.experiments.ray_workers import Ray
+    from locant.experiments.ray_cluster import Ray
 
     return Ray(ray, threads)
 

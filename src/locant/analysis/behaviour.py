@@ -154,7 +154,7 @@ def shuffle(
             return Shuffle(
                 "loss", float(plain.mean()), float(shuffled.mean()), float(change.mean()), _error(change), uniform, ""
             )
-        stack, _ = _stack(model)
+        stack = _runner(model)
         plain = _pooled(stack, ids)
         orders = [_shuffled(ids, keep, ids.shape[1] - keep, generator) for _ in range(draws)]
         length = plain.norm(dim=-1)
@@ -192,7 +192,7 @@ def length(model: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> list[
     with _ready(model):
         causal = is_causal(model, ids[:, :shortest])
         by_loss = causal and _has_head(model)
-        stack, _ = _stack(model)
+        stack = _runner(model)
         tokens = shortest // 2 if by_loss else shortest
         scale, before = math.log(_vocabulary(model)), torch.empty(0)
         if not by_loss:
@@ -227,7 +227,7 @@ def share(model: PreTrainedModel, ids: Tensor, *, seed: int = 0) -> list[Share]:
     """
     ids = _checked(model, ids, sequences=3, length=3)
     _fits(model, ids.shape[1])
-    stack, _ = _stack(model)
+    stack = _runner(model)
     mixed = _shuffled(ids, 0, ids.shape[1], torch.Generator().manual_seed(seed))
     with _ready(model):
         plain = _run(stack, ids, output_hidden_states=True).hidden_states
@@ -333,16 +333,27 @@ def _stack(model: PreTrainedModel) -> tuple[nn.Module, int]:
     return inner, family.shift(inner)
 
 
+def _runner(model: PreTrainedModel) -> nn.Module:
+    """The same for a model of any family: where tokens are numbered by the model itself, nothing has to be known."""
+    try:
+        return _stack(model)[0]
+    except NotImplementedError:
+        return model.base_model
+
+
 def limits(model: PreTrainedModel) -> tuple[int | None, int | None]:
     """How many positions there are (None: any number), and how many the model was made for, by its config."""
     from locant.hf.families import family_of
     from locant.hf.mechanisms import Table
     from locant.hf.plan import plan_of
 
-    plan, family = plan_of(model), family_of(model)
-    stack, _ = _stack(model)
     config: Any = model.config
     trained = getattr(config, "max_position_embeddings", None)
+    try:
+        plan, family = plan_of(model), family_of(model)
+        stack, _ = _stack(model)
+    except NotImplementedError:  # not known to locant: nothing past what the config says
+        return trained, trained
     if plan is not None:
         trained = plan.before.get("max_position_embeddings", trained)
     limits = [] if plan is None else [plan.max_length()]
@@ -387,7 +398,7 @@ def _pooled(stack: nn.Module, ids: Tensor) -> Tensor:
 
 def is_causal(model: PreTrainedModel, ids: Tensor) -> bool:
     """Found by trying: whether another last token leaves what comes before it as it was."""
-    stack, _ = _stack(model)
+    stack = _runner(model)
     some = ids[:2, :8]
     other = some.clone()
     other[:, -1] = some[:, 0].where(some[:, 0] != some[:, -1], some[:, 1])

@@ -31,7 +31,7 @@ class Inspection:
 
     name: str
     facts: dict[str, str]
-    notices: list[str] = field(default_factory=list)
+    notes: dict[str, list[str]] = field(default_factory=dict)  # what is to be said, and of which parts
     invariances: list[invariance.Row] = field(default_factory=list)
     table: Tensor | None = None
     structure: invariance.Structure | None = None
@@ -48,6 +48,14 @@ class Inspection:
     lengths: list[behaviour.Length] = field(default_factory=list)
     shares: list[behaviour.Share] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def note(self, what: str | Exception, of: str = "") -> None:
+        self.notes.setdefault(str(what), []).extend([of] if of else [])
+
+    @property
+    def notices(self) -> list[str]:
+        """One for each thing that is to be said, with all the parts that it is said of."""
+        return [f"{', '.join(dict.fromkeys(parts))}: {what}" if parts else what for what, parts in self.notes.items()]
 
 
 @dataclass(frozen=True)
@@ -85,9 +93,9 @@ def inspect(
         if plan is not None and plan.keep_native:
             found.facts["positions"] += ", beside the model's own"
     except (NotImplementedError, ValueError, RuntimeError, IndexError) as problem:
-        found.notices.append(f"positions: {problem}")
+        found.note(problem, "positions")
     if has_decoder(model):
-        found.notices.append(
+        found.note(
             "This model is an encoder with a decoder. Translation invariance and the curves of the scheme are of both; "
             "everything that is measured on a text (attention by distance, variance, behaviour, probes) is of the "
             "encoder."
@@ -95,7 +103,7 @@ def inspect(
     if of is not None:
         found.facts["layers"] = f"the first {found.facts.get('layers', '')} of {of}"
         left_out = ", ".join(stage for stage in STAGES if stage not in OF_THE_FIRST_LAYERS)
-        found.notices.append(
+        found.note(
             f"There is not enough memory for this model. The page is about {found.facts['layers']} layers; what needs "
             f"all of them was left out ({left_out})."
         )
@@ -108,7 +116,7 @@ def inspect(
             with nullcontext(model) if stage in OF_THE_WHOLE else encoder_of(model) as part:
                 run(part, tokens, found)
         except (NotImplementedError, ValueError, RuntimeError, IndexError, KeyError, TypeError) as problem:
-            found.notices.append(f"{stage}: {problem}")
+            found.note(problem, stage)
         found.seconds[stage] = time.perf_counter() - start
     yield "done", found
 
@@ -178,7 +186,7 @@ def _variance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None
             theory = variance.predict(**variance.settings(model), length=length)
             found.variances = variance.Variances((*found.variances.rows, *theory.rows))
         except ValueError as problem:
-            found.notices.append(f"theory beside the measured variance: {problem}")
+            found.note(problem, "theory beside the measured variance")
 
 
 def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -189,7 +197,7 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
         pool = tokens.take(needed, length)
     except ValueError:  # the text is too short for a stream of fresh sequences
         pool = text.random_tokens(tokens.vocabulary, count=needed, length=length)
-        found.notices.append("probes saw random tokens: the text is too short for a stream of fresh sequences")
+        found.note("these saw random tokens, since the text is too short for a stream of fresh sequences", "probes")
 
     def batch(number: int) -> Tensor:
         at = number if number >= 0 else PROBE_STEPS - number  # tests after what is trained on
@@ -201,7 +209,7 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
         try:
             found.twin = probe.probe(twin, seeds=1, steps=PROBE_STEPS, tests=PROBE_TESTS)
         except (ValueError, RuntimeError) as problem:  # not every model takes a mask for each pair
-            found.notices.append(f"bidirectional twin: {problem}")
+            found.note(f"this model does not take a mask for every pair of tokens ({problem})", "bidirectional twin")
 
 
 def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -220,8 +228,15 @@ def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> Non
         try:
             setattr(found, name, run())
         except (NotImplementedError, ValueError, RuntimeError, IndexError) as problem:  # noqa: PERF203 - four times
-            found.notices.append(f"{name}: {problem}")
+            found.note(problem, BEHAVIOUR[name])
 
+
+BEHAVIOUR = {
+    "shifts": "moved positions",
+    "shuffle": "shuffled words",
+    "shares": "share of position",
+    "lengths": "longer inputs",
+}
 
 STAGES: dict[str, Stage] = {
     "translation invariance": _invariance,
@@ -280,14 +295,22 @@ def verdict(found: Inspection) -> list[str]:
             most_of_it = "position" if strong else "content"
             said.append(f"Its one head is {heads[0].label}; {most_of_it} decides most of its logit.")
         else:
-            said.append(f"Of {len(heads)} heads: {most}. In {strong} of them position decides most of the logit.")
+            said.append(
+                f"Of {len(heads)} heads: {most}. In {strong or 'none'} of them position decides most of the logit."
+            )
     if found.probes:
         first, last = found.probes[0], found.probes[-1]
         best = min(found.probes, key=lambda row: row.error)
-        said.append(
-            f"A probe reads a token's position to within {best.error:.1f} tokens at best ({best.place}), "
-            f"{last.error:.1f} after the last layer; guessing gives {first.constant:.0f}."
-        )
+        if best.error > 0.95 * first.constant:
+            said.append(
+                f"Position cannot be read off its hidden states: a probe errs by {best.error:.1f} tokens at best, "
+                f"guessing by {first.constant:.0f}."
+            )
+        else:
+            said.append(
+                f"A probe reads a token's position to within {best.error:.1f} tokens at best ({best.place}), "
+                f"{last.error:.1f} after the last layer; guessing gives {first.constant:.0f}."
+            )
     if found.shuffle is not None:
         s2 = found.shuffle
         if s2.kind == "loss":

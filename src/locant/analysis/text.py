@@ -33,8 +33,8 @@ def sequences(tokenizer: Any, text: str, *, count: int, length: int) -> Tensor:
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if len(ids) < needed:
         raise ValueError(
-            f"the text has {len(ids)} tokens; {count} sequences of {length} need {needed}. "
-            f"Give a longer text, or ask for fewer or shorter sequences"
+            f"the text has {len(ids)} token{'' if len(ids) == 1 else 's'}; "
+            f"{count} sequences of {length} need {needed}: a longer text is wanted, or fewer or shorter sequences"
         )
     return torch.tensor([before + ids[start : start + piece] + after for start in range(0, needed, piece)])
 

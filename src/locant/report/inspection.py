@@ -9,6 +9,7 @@ from torch import Tensor
 
 from locant.analysis import variance
 from locant.analysis.inspection import Inspection, verdict
+from locant.analysis.probe import Probed
 from locant.report.figures import Figure, Grid, Heat, Lines, Series, Small
 from locant.report.page import Report, Section
 
@@ -69,8 +70,9 @@ def _invariance(found: Inspection) -> Section:
         figures.append(
             Grid(
                 "Translation invariance",
-                "R² of the best Toeplitz fit: 1 means that the matrix is a function of the offset alone. The control has "
-                "vectors of the same norms in random directions: the diagonal alone earns it that much.",
+                "R² of the best Toeplitz fit: 1 means that the matrix is a function of the offset alone. The control of a "
+                "table has vectors of the same norms in random directions (the diagonal alone earns it that much), the control "
+                "of logits the same numbers in random order.",
                 (
                     *(["stack"] if stacks else []),
                     "what",
@@ -356,35 +358,46 @@ def _variance(found: Inspection) -> Section:
 
 
 def _probes(found: Inspection) -> Section:
-    if not found.probes:
-        return Section("Probes", "", ())
     rows = found.probes
-    places = [row.place for row in rows]
-    x = list(range(len(rows)))
+    if not rows:
+        return Section("Probes", "", ())
+    twins = {row.place: row for row in found.twin}
+    kinds = _by_kind(rows)
     series = [
         Series(
-            "probe",
-            x,
-            [round(r.error, 3) for r in rows],
-            [round(r.low, 3) for r in rows],
-            [round(r.high, 3) for r in rows],
-        ),
-        Series("constant guess", x, [r.constant for r in rows], dashed=True),
-        Series("shuffled positions", x, [round(r.shuffled, 3) for r in rows], dashed=True),
+            kind,
+            list(at),
+            [round(row.error, 3) for row in at.values()],
+            [round(row.low, 3) for row in at.values()],
+            [round(row.high, 3) for row in at.values()],
+        )
+        for kind, at in kinds.items()
     ]
-    if found.twin:
-        series.append(Series("bidirectional twin", x, [round(r.error, 3) for r in found.twin], dashed=True))
+    after = kinds[AFTER]
+    series.append(Series("constant guess", list(after), [row.constant for row in after.values()], dashed=True))
+    series.append(
+        Series("shuffled positions", list(after), [round(row.shuffled, 3) for row in after.values()], dashed=True)
+    )
+    series += [
+        Series(f"twin: {kind}", list(at), [round(row.error, 3) for row in at.values()], dashed=True)
+        for kind, at in _by_kind(found.twin).items()
+    ]
     return Section(
         "Probes",
         "How well a small network reads a token's position off its hidden state.",
         (
             Lines(
                 "Error of the probe, layer by layer",
-                "Mean absolute error in tokens, with the range over seeds, after each step: "
-                + ", ".join(f"{i} {place}" for i, place in enumerate(places))
-                + ". Near 0, position is written plainly; at the dashed lines it is gone. Models that compute a meaning of "
-                "the whole text often forget position at the end.",
-                "place",
+                "Mean absolute error in tokens, with the range over seeds: of the hidden states after each layer (0: the "
+                "embeddings), and of what attention and feed-forward give before it is added to them. Near 0, position is "
+                "written plainly; at the dashed lines of the constant guess and of probes trained on shuffled positions it is "
+                "gone. Models that compute a meaning of the whole text often forget position at the end."
+                + (
+                    " The twin is the same model with a mask that hides nothing, so that it cannot count what it sees."
+                    if twins
+                    else ""
+                ),
+                "layer",
                 "error in tokens",
                 tuple(series),
             ),
@@ -393,12 +406,41 @@ def _probes(found: Inspection) -> Section:
                 "The same, by the position of the token. Where position is lost a probe guesses the middle, and errs most at the edges.",
                 "position",
                 "place",
-                places,
+                [row.place for row in rows],
                 list(range(rows[0].by_position.shape[0])),
                 [_numbers(row.by_position) for row in rows],
             ),
+            Grid(
+                "Errors of the probes",
+                "The numbers: mean over seeds, the least and the greatest, and what they are to be held against.",
+                ("place", "error", "least", "greatest", "constant guess", "shuffled positions", "twin"),
+                [
+                    (
+                        row.place,
+                        round(row.error, 3),
+                        round(row.low, 3),
+                        round(row.high, 3),
+                        row.constant,
+                        round(row.shuffled, 3),
+                        round(twins[row.place].error, 3) if row.place in twins else None,
+                    )
+                    for row in rows
+                ],
+            ),
         ),
     )
+
+
+AFTER = "after the layer"
+
+
+def _by_kind(rows: list[Probed]) -> dict[str, dict[int, Probed]]:
+    """The rows of hidden states, of attention and of feed-forward, each by its layer."""
+    kinds: dict[str, dict[int, Probed]] = {}
+    for row in rows:
+        words = row.place.split(maxsplit=2)  # "embeddings", "layer 2", "layer 2 attention"
+        kinds.setdefault(words[2] if len(words) == 3 else AFTER, {})[int(words[1]) if len(words) > 1 else 0] = row
+    return kinds
 
 
 def _behaviour(found: Inspection) -> Section:
@@ -412,6 +454,7 @@ def _behaviour(found: Inspection) -> Section:
                 "moved by",
                 "relative change",
                 (Series("change", [s.by for s in found.shifts], [round(s.relative, 6) for s in found.shifts]),),
+                log_x=True,
             )
         )
     if found.shares:

@@ -31,7 +31,7 @@
     return element;
   }
 
-  const signed = (text) => text.replace(/-/g, "−");
+  const signed = (text) => text.replace(/-(?=[\d.])/g, "−"); // the sign of a number, not the hyphen of a word
 
   function show(value) {
     if (value === null || value === undefined) return "no value";
