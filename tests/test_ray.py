@@ -85,7 +85,7 @@ def test_runs_that_fit_on_no_machine_are_refused(cluster):
     ("address", "words"),
     [
         ("127.0.0.1:1", "no Ray cluster at --ray 127.0.0.1:1: .*refused"),
-        ("ray://127.0.0.1:1", "no Ray cluster at --ray ray://127.0.0.1:1: .*refused"),
+        ("ray://127.0.0.1:1", "--ray must be host:6379, auto or local"),
         ("http://", "--ray must be host:6379"),
     ],
 )
@@ -93,6 +93,16 @@ def test_a_cluster_that_is_not_there(address, words, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises((ConnectionError, ValueError), match=words):
         Ray(address, 1)
+
+
+def test_a_cluster_that_lets_nobody_in_says_why(monkeypatch):
+    def refusing(**options):
+        raise ConnectionError("Failed to connect") from RuntimeError("Traceback:\n  …\nthe token is missing\n")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refusing)
+    with pytest.raises(ConnectionError, match="no Ray cluster at --ray auto: the token is missing$"):
+        Ray("auto", 1)
 
 
 @pytest.mark.parametrize("answer", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silence", "a web server"])

@@ -20,7 +20,7 @@ from locant.experiments import folder
 from locant.experiments import run as running
 from locant.experiments.comparison import DATA, Budget, Comparison, begin, open_folder, pending, where
 from locant.experiments.run import Run
-from locant.experiments.workers import Local, _in_process
+from locant.experiments.workers import Local, _in_process, _write_down
 
 STEPS = 20  # every one is logged, every second one is a checkpoint
 PRESET = "quick:length=16,longest=2,batch=4,layers=1,width=16,heads=2,vocabulary=300,evaluated=512"
@@ -407,6 +407,13 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run(whole, tmp_path, most):
     (here / folder.FAILED).unlink()  # as `pending` does
     finish(run, here, whole / DATA)
     assert_same(here, where(whole, run))
+
+
+def test_a_full_disk_is_called_so_whatever_a_library_calls_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
+    _write_down(RuntimeError("unexpected pos 64 vs 0"), tmp_path)
+    assert folder.read_json(tmp_path / folder.FAILED)["reason"] == "the disk is full (unexpected pos 64 vs 0)"
+    assert "unexpected pos" in capsys.readouterr().err
 
 
 def test_a_disk_where_nothing_can_be_written(whole, tmp_path):

@@ -185,8 +185,15 @@ def pending(out: Path, comparison: Comparison) -> Iterator[Run]:
     for run in comparison.runs():
         here = where(out, run)
         state = folder.state(here)
-        if state == "failed" and not folder.read_json(here / folder.FAILED)["final"]:
-            (here / folder.FAILED).unlink()
+        if state == "failed" and not _failed_for_good(here):
+            (here / folder.FAILED).unlink(missing_ok=True)
             state = "begun"
         if state not in ("done", "failed"):
             yield run
+
+
+def _failed_for_good(here: Path) -> bool:
+    try:
+        return bool(folder.read_json(here / folder.FAILED)["final"])
+    except FileNotFoundError:  # another comparer gives it another chance
+        return False

@@ -25,7 +25,7 @@ PATIENCE = 10.0
 
 
 class Ray:
-    """A Ray cluster at an address: `host:6379`, `ray://host:10001`, `auto` (this machine is in it), or `local`."""
+    """A Ray cluster: `host:6379` or `auto`, which this machine is in, or `local`, which is started here."""
 
     def __init__(self, address: str, threads: int) -> None:
         # Ray leaves GPUs alone where none is asked for, and does not warn that it will some day.
@@ -112,14 +112,15 @@ def _connect(ray: Any, address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
     except (OSError, RuntimeError, ValueError) as problem:
-        raise ConnectionError(f"no Ray cluster at --ray {address}: {problem}") from None
+        reason = str(problem.__cause__ or problem).strip().splitlines()[-1]  # such as a token that the cluster wants
+        raise ConnectionError(f"no Ray cluster at --ray {address}: {reason}") from None
 
 
 def _answers(address: str) -> None:
     """Whether something at an address speaks as Ray does, which is HTTP/2: both sides begin with their settings."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"--ray must be host:6379, ray://host:10001, auto or local; got {address!r}")
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        raise ValueError(f"--ray must be host:6379, auto or local; got {address!r}")
     if os.environ.get("RAY_USE_TLS") == "1":
         return  # it will not speak to us
     hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])

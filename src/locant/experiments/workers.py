@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import sys
 import threading
 import time
@@ -23,6 +24,8 @@ from locant.experiments.comparison import TIMED_STEPS
 from locant.experiments.run import Diverged, Run, Work, execute, seconds_of_a_step
 
 ENDED = ("done", "failed")
+SPACE = 2**20
+"""Bytes; a disk with less is full."""
 FINISHED_IS_KEPT = "Finished runs are kept; give the same command again when this is mended"
 
 
@@ -55,6 +58,8 @@ def do(run: Run, here: Path, data: Path) -> None:
 
 def _write_down(problem: Exception, here: Path) -> None:
     reason = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+    if shutil.disk_usage(here).free < SPACE:  # libraries have strange words for it
+        reason = f"the disk is full ({reason})"
     with contextlib.suppress(OSError):  # the log is on the same disk, which may be full
         traceback.print_exception(problem)
     try:
