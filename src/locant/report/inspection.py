@@ -153,7 +153,7 @@ def _distance(found: Inspection) -> Section:
         near = (layer.offsets.abs() <= reach).nonzero().flatten()
         r = layer.offsets[near].tolist()
         for h in range(layer.weight.shape[0]):
-            title = f"{number}.{h + 1} {layer.heads[h].label}"
+            title = f"{number}.{h + 1} {_short(layer.heads[h].label)}"
             for panels, name, values in ((weights, "weight", layer.weight), (logits, "logit", layer.logit)):
                 panels.append(Lines(title, "", "offset", name, (Series(name, r, _numbers(values[h, near])),)))
     heads = [head for layer in found.layers for head in layer.heads]
@@ -163,8 +163,8 @@ def _distance(found: Inspection) -> Section:
     figures: tuple[Figure, ...] = (
         Small(
             "What each head does with distance",
-            "Mean attention weight by offset (key − query), one panel per head, layer.head with its label. A spike at −1 is "
-            "a previous-token head; a hump is local; a flat line goes by content or nowhere. Two or three layers with sharp "
+            "Mean attention weight by offset (key − query), one panel per head, layer.head with its label (the table of heads "
+            "below has it in full). A spike at −1 is a previous-token head; a hump is local; sink, most goes to the first token; a flat line goes by content or nowhere. Two or three layers with sharp "
             "positional heads, mostly early, are normal.",
             tuple(weights),
             columns=min(12, len(found.layers[0].heads)),
@@ -220,6 +220,13 @@ def _distance(found: Inspection) -> Section:
     return Section(
         "Attention by distance", "Where each head looks, on a text, and what of that is due to position.", figures
     )
+
+
+def _short(label: str) -> str:
+    """A label that has room above one of twelve panels in a row; the table of heads has it in full."""
+    for long, short in (("local of width", "local"), ("first-token sink", "sink"), (" token", "")):
+        label = label.replace(long, short)
+    return label
 
 
 def _curves(found: Inspection) -> Section:
