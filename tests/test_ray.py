@@ -101,7 +101,7 @@ def test_a_cluster_that_lets_nobody_in_says_why(monkeypatch):
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refusing)
-    with pytest.raises(ConnectionError, match="no Ray cluster at --ray auto: the token is missing$"):
+    with pytest.raises(ConnectionError, match=r"no Ray cluster at --ray auto: the token is missing$"):
         Ray("auto", 1)
 
 
