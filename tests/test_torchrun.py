@@ -164,3 +164,28 @@ def test_a_comparison_is_not_started_twice_by_torchrun(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="one of 2 processes"):
         Local(1)
+
+
+def test_the_command_does_one_run_in_two_processes(tmp_path):
+    (tmp_path / "words.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 300)
+    words = ["locant", "train", "clm", "tisa", "--data", str(tmp_path / "words.txt"), "--budget", "4steps", "--preset",
+             "quick:length=16,longest=2,batch=4,layers=1,width=16,heads=2,vocabulary=300,evaluated=256"]  # fmt: skip
+    for name, start in (("two", [*TORCHRUN, "-m"]), ("one", [])):
+        done = subprocess.run(
+            [sys.executable, "-m", *start, *words, "-o", str(tmp_path / name)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("tisa, seed 0: loss") >= 1
+    one, two = (
+        [
+            line["loss"]
+            for line in folder.lines(tmp_path / name / "runs/tisa.s0/metrics.jsonl")
+            if line["kind"] == "step"
+        ]
+        for name in ("one", "two")
+    )
+    assert len(one) == 4
+    assert two == pytest.approx(one, rel=1e-5)

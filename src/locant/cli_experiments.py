@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -95,33 +96,37 @@ def _one(
     with plain_errors():
         _need()
         from locant.experiments import comparison as comparing
-        from locant.experiments import folder, workers
         from locant.experiments import preset as presets
-        from locant.experiments.run import Run, execute
+        from locant.experiments import workers
+        from locant.experiments.run import Run
         from locant.experiments.tasks import task as find_task
 
         wanted = comparing.Budget.parse(budget) if budget is not None else None
-        local = workers.Local(presets.preset(preset, find_task(task).presets).threads)
+        processes = int(os.environ.get("WORLD_SIZE", 1))
         arguments: dict[str, Any] = {
             "task": task, "schemes": [scheme], "data": data, "model": model, "seeds": [seed], "budget": wanted,
-            "preset": preset, "calibrate": local.seconds_of_a_step, "baseline": False,
+            "preset": preset, "baseline": False,
         }  # fmt: skip
-        if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        if processes == 1:
+            local = workers.Local(presets.preset(preset, find_task(task).presets).threads)
             with console.status("preparing") as status:
-                found = comparing.begin(out, **arguments, say=status.update)
+                found = comparing.begin(out, **arguments, calibrate=local.seconds_of_a_step, say=status.update)
             run = Run(found.work, scheme, seed)
             _follow(out, comparing.only(found, run), local)
             _end(out, run)
             return
-        # Of several processes the first one prepares; the others find it done.
+        if wanted is not None and wanted.seconds is not None:
+            raise ValueError(f"--budget must be in steps where {processes} processes do one run; got {budget}")
+        # The first process prepares; the others find it done.
         from accelerate import PartialState
 
-        with PartialState().main_process_first():
-            found = comparing.begin(out, **arguments)
+        state = PartialState(cpu=not torch.cuda.is_available())
+        with state.main_process_first():
+            found = comparing.begin(out, **arguments, calibrate=lambda *_: 0.0)
         run = Run(found.work, scheme, seed)
-        if folder.state(comparing.where(out, run)) != "done":
-            execute(run, comparing.where(out, run), out / comparing.DATA)
-        if PartialState().is_main_process:
+        first = state.is_main_process  # asked for now: the processes part at the end of the run
+        workers.do(run, comparing.where(out, run), out / comparing.DATA)
+        if first:
             _end(out, run)
 
 
@@ -176,7 +181,7 @@ def _follow(out: Path, comparison: Any, workers: Any) -> None:
         yield from working.wait_for_others(runs)
 
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(f"{len(runs)} runs", total=len(runs) * comparison.work.steps)
+        bar = progress.add_task(_runs(len(runs)), total=len(runs) * comparison.work.steps)
         last = 0.0
         ended = 0  # steps of runs that are over
         for _ in both():
@@ -194,11 +199,15 @@ def _follow(out: Path, comparison: Any, workers: Any) -> None:
             progress.update(
                 bar,
                 completed=ended + sum(each.step for each in going),
-                description=f"{len(waiting)} of {len(runs)} runs to go",
+                description=f"{len(waiting)} of {_runs(len(runs))} to go",
             )
         for run in list(waiting.values()):
             progress.console.print(_line(outcome(out, run)), highlight=False)
-        progress.update(bar, completed=len(runs) * comparison.work.steps, description=f"{len(runs)} runs")
+        progress.update(bar, completed=len(runs) * comparison.work.steps, description=_runs(len(runs)))
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 def _line(each: Any) -> str:

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,7 @@ class Local:
         self.context: Any = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
         if sys.platform != "win32":
             self.context.set_forkserver_preload(["locant.experiments.preload"])
+            forkserver.ensure_running()  # it imports while the data is prepared
 
     def seconds_of_a_step(self, work: Work, scheme: str, data: Path) -> float:
         """Measured as runs will be: with all slots busy."""
