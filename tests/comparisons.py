@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,14 @@ from locant.experiments.results import table
 from locant.experiments.run import Run, Work
 
 STEPS = 40
+PRESET = replace(SCRATCH["quick"], length=128)
 LENGTHS = (128, 256, 512, 1024)
 ABOUT = "70,524 tokens of a text, tested on 65,536 others"
 VERSIONS = {"locant": "0.1.0", "torch": "2.9.0", "transformers": "5.0.0", "python": "3.11.7"}
 
 
 def begin(out: Path, schemes: list[str], seeds: int = 3, task: str = "clm") -> Comparison:
-    comparison = Comparison(
-        Work(task, "gpt2", None, SCRATCH["quick"], STEPS), tuple(schemes), tuple(range(seeds)), ABOUT
-    )
+    comparison = Comparison(Work(task, "gpt2", None, PRESET, STEPS), tuple(schemes), tuple(range(seeds)), ABOUT)
     out.mkdir(parents=True, exist_ok=True)
     (out / "comparison.json").write_text(json.dumps(comparison.to_dict()))
     return comparison

@@ -309,7 +309,7 @@ def test_a_run_learns_to_copy(tmp_path):
     text = "quick:length=3,layers=2,heads=2,width=64,batch=64,evaluated=100,longest=2,rate=0.005"
     assert preset(text, PUZZLE).length == 3
     comparison = begin(
-        tmp_path / "out", task="algo:copy", schemes=["learned", "alibi"], data=None, model=None, seeds=1,
+        tmp_path / "out", task="algo:copy", schemes=["learned", "alibi"], data=None, model=None, seeds=[0],
         budget=Budget(steps=120), preset=text, calibrate=lambda *given: 0.0, say=lambda words: None,
     )  # fmt: skip
     (run, _) = comparison.runs()

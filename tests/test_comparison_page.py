@@ -212,7 +212,7 @@ def test_what_was_run(tmp_path):
     comparison = whole(tmp_path / "out")
     settings = dict(figure(report.report(tmp_path / "out"), "Settings").rows)
     assert settings["command"] == (
-        "locant compare clm --schemes learned,nope,tisa,alibi --seeds 3 --budget 40steps --preset quick -o out"
+        "locant compare clm --schemes learned,nope,tisa,alibi --seeds 3 --budget 40steps --preset quick:length=128 -o out"
     )
     assert (settings["torch"], settings["first run began"]) == ("2.9.0", "2026-01-01T12:00:00+00:00")
     assert settings["data"] == "the default text"
@@ -225,12 +225,12 @@ def test_what_was_run(tmp_path):
 def test_the_command_names_what_was_changed_in_the_preset(tmp_path):
     data = whole(tmp_path).to_dict()
     data["work"] |= {"data": "/some where/text.txt", "model": "llama"}
-    data["work"]["preset"] |= {"length": 64, "rate": 0.0005}
+    data["work"]["preset"] |= {"length": 32, "rate": 0.0005}
     (tmp_path / "comparison.json").write_text(json.dumps(data))
     made = report.command(report.open_folder(tmp_path), "x")
     assert "--data '/some where/text.txt' --model llama" in made
     (text,) = re.findall(r"--preset (\S+)", made)
-    assert text == "quick:length=64,rate=0.0005"
+    assert text == "quick:length=32,rate=0.0005"
     assert preset(text, SCRATCH) == report.open_folder(tmp_path).work.preset
 
 

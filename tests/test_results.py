@@ -107,7 +107,7 @@ def test_many_without_a_difference_are_one_sentence(tmp_path):
 
 def test_one_seed_has_no_winner(tmp_path):
     found = said(tmp_path, whole(tmp_path, seeds=1))
-    assert found[0] == "One seed: no interval, and no winner. The order below may be chance; use --seeds 3 or more."
+    assert found[0] == "One seed: no interval, and no winner. The order may be chance; use --seeds 3 or more."
     assert not [
         sentence
         for sentence in found
@@ -122,7 +122,7 @@ def test_while_runs_go_on(tmp_path):
     finish(tmp_path, comparison, "tisa", 0, 3.9)
     begun(tmp_path, comparison, "learned", 1, upto=4)
     assert said(tmp_path, comparison)[0] == (
-        "One seed so far: no interval yet, and no winner. The order below may be chance."
+        "One seed so far: no interval yet, and no winner. The order may be chance."
     )
     assert said(tmp_path, comparison)[-1] == "2 of 4 runs have ended so far."
     finish(tmp_path, comparison, "tisa", 1, 3.8)

@@ -38,7 +38,7 @@ def text(path: Path) -> Path:
 
 
 def compared(out: Path, schemes: list[str], *, steps: int = STEPS, preset: str = PRESET, **rest) -> Comparison:
-    rest = {"data": None, "model": None, "seeds": 1, "task": "clm", **rest}
+    rest = {"data": None, "model": None, "seeds": [0], "task": "clm", **rest}
     if rest["data"] is None:
         rest["data"] = str(text(out.parent / "text.txt"))
     return begin(
@@ -313,7 +313,7 @@ COMPARER = """
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         else:
             begun = begin(
-                out, task="clm", schemes={schemes!r}, data=data, model=None, seeds=2, budget=Budget(steps={steps}),
+                out, task="clm", schemes={schemes!r}, data=data, model=None, seeds=[0, 1], budget=Budget(steps={steps}),
                 preset={preset!r}, calibrate=None, say=lambda words: None,
             )
         started = set()

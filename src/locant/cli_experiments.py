@@ -174,7 +174,7 @@ def _follow(out: Path, comparison: Any, workers: Any) -> None:
     runs = [(run, comparing.where(out, run)) for run in comparing.pending(out, comparison)]
     waiting = {run.name: run for run, _ in runs}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
-               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True))  # fmt: skip
+               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
 
     def both() -> Iterator[None]:
         yield from workers.work(runs, out / comparing.DATA)

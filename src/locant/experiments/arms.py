@@ -38,6 +38,10 @@ def specs(text: str) -> list[str]:
             found[-1] += f",{piece}"
         else:
             found.append(piece)
+    for spec in found:
+        parts = re.split(r"[+/]", spec)
+        if not all(part.strip() for part in parts) or parts.count(NATIVE) > 1:
+            raise ValueError(f"--schemes: {spec!r} has an empty place or native twice")
     twice = {spec for spec in found if found.count(spec) > 1}
     if twice:
         raise ValueError(f"--schemes has {', '.join(sorted(twice))} twice")

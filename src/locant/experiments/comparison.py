@@ -139,7 +139,7 @@ def _again(out: Path, wanted: Comparison, *, baseline: bool) -> Comparison:
         new = replace(new, steps=there.work.steps)  # time was made steps then, and stays so
     differing = [
         f"{key}: {before!r} there, {after!r} now"
-        for (key, before), after in zip(there.work.to_dict().items(), new.to_dict().values(), strict=True)
+        for (key, before), after in zip(_flat(there.work), (value for _, value in _flat(new)), strict=True)
         if before != after
     ]
     if differing:
@@ -156,6 +156,12 @@ def _again(out: Path, wanted: Comparison, *, baseline: bool) -> Comparison:
     if grown != there:
         folder.write_json(out / FILE, grown.to_dict())
     return grown
+
+
+def _flat(work: Work) -> list[tuple[str, Any]]:
+    """What a work says, with what its preset says."""
+    said = work.to_dict()
+    return [*((key, value) for key, value in said.items() if key != "preset"), *said["preset"].items()]
 
 
 def _prepare(data: Path, work: Work) -> str:

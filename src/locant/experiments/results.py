@@ -143,8 +143,8 @@ def _order(comparison: Comparison, rows: list[Row]) -> list[str]:
     few = [row.scheme for row in rows if row.score.count == 1]
     if all(row.score.count < 2 for row in rows):
         if len(comparison.seeds) > 1 and _ended(rows) < sum(row.wanted for row in rows):
-            return ["One seed so far: no interval yet, and no winner. The order below may be chance."]
-        return ["One seed: no interval, and no winner. The order below may be chance; use --seeds 3 or more."]
+            return ["One seed so far: no interval yet, and no winner. The order may be chance."]
+        return ["One seed: no interval, and no winner. The order may be chance; use --seeds 3 or more."]
     said = []
     ranked = [row for row in rows if math.isfinite(row.score.mean)]
     if len(ranked) > 1:

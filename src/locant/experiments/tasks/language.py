@@ -1,7 +1,8 @@
 """Language modelling from a text, causal (clm) and masked (mlm): trained at one length, tested at longer ones.
 
-The same test tokens are cut into windows of each length, so that what changes from length to length is only what a
-token can look back on. A scheme that carries over has a lower loss in longer windows; one that does not, a higher one.
+The same test tokens are cut into windows of each length, and the same ones of them are scored, so that what changes
+from length to length is only what a token can look back on. A scheme that carries over has a lower loss in longer
+windows; one that does not, a higher one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 
 from locant.experiments import source
 from locant.experiments.preset import SCRATCH, Preset
+from locant.experiments.tasks.rows import spread
 from locant.experiments.tasks.task import Evaluation, Setting, Task, order, too_long
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ TOKENIZER_TEXT = 2_000_000
 """Letters a tokenizer is trained on: more make it little better and much slower."""
 TOKENS_AT_ONCE = 8192
 """Tokens of a test batch."""
-PIECE = 20_000
-"""Letters that are tokenised at a time."""
+PIECE, PIECES = 20_000, 64
+"""Letters of a piece of text at most, and how many pieces a shorter text is cut into."""
 BINS = 8
 """Parts into which the length it was trained at is cut for the loss by position."""
 
@@ -85,9 +87,10 @@ class _Language(Task):
             if counts[part] < count:
                 raise ValueError(
                     f"{text.name} has {counts[part]:,} tokens to {part} on; one sequence of {count:,} is needed. Give "
-                    f"a longer text, or a preset with shorter sequences, such as --preset quick:length=32,longest=2"
+                    f"a longer text, or change the preset: length={preset.length}, longest={preset.longest}"
                 )
-        return f"{counts['train']:,} tokens of {text.name}, tested on {_tested(setting, counts['test']):,} others"
+        some = " from all over" if counts["train"] >= count * preset.length else " of"  # no more than can be read
+        return f"{counts['train']:,} tokens{some} {text.name}, tested on {_tested(setting, counts['test']):,} others"
 
     def examples(self, setting: Setting, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
         tokens, length = _tokens(setting.folder / "train"), setting.preset.length
@@ -145,7 +148,11 @@ class Causal(_Language):
         return {"input_ids": ids, "labels": ids}  # the model shifts the labels itself
 
     def inputs(self, setting: Setting, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        return rows, F.pad(rows[:, 1:], (0, 1), value=-100)
+        # The first token of a window is foretold by nothing. Longer windows leave out those of the shortest too:
+        # the same tokens are scored at every length.
+        labels = F.pad(rows[:, 1:], (0, 1), value=-100).clone()
+        labels[:, setting.preset.length - 1 :: setting.preset.length] = -100
+        return rows, labels
 
 
 class Masked(_Language):
@@ -212,24 +219,23 @@ def _tested(setting: Setting, there: int) -> int:
 
 
 def _write_tokens(words: str, limit: int, tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
-    """Tokenises a text, or pieces from all over it that have at least `limit` tokens (0: all of it)."""
+    """Tokenises a text, or pieces from all over it that have about `limit` tokens or more (0: all of it)."""
     import numpy
     from datasets import Dataset as Table
-
-    # In pieces at line ends, which are tokenised side by side.
-    pieces, at = [], 0
-    while at < len(words):
-        end = words.find("\n", at + PIECE) + 1 or len(words)
-        pieces.append(words[at:end])
-        at = end
 
     def encode(some: list[str]) -> list[list[int]]:
         return tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"] if some else []
 
-    first = encode(pieces[:1])
-    if limit and first:
-        needed = 1.2 * limit * len(pieces[0]) / max(1, len(first[0]))  # letters
-        pieces = pieces[:: max(1, int(len(words) / needed))]
+    # Pieces end with a line where they can; they are tokenised side by side.
+    pieces, at, size = [], 0, min(PIECE, len(words) // PIECES + 1)
+    while at < len(words):
+        end = words.find("\n", at + size, at + 2 * size) + 1 or min(at + size, len(words))
+        pieces.append(words[at:end])
+        at = end
+    sample = encode(pieces[:: max(1, len(pieces) // 8)])
+    per_letter = sum(map(len, sample)) / max(1, sum(map(len, pieces[:: max(1, len(pieces) // 8)])))
+    if limit and limit * 1.2 < per_letter * len(words):
+        pieces = [pieces[at] for at in spread(len(pieces), int(1.2 * limit / per_letter / size) + 1)]
     rows = encode(pieces)
     tokens = numpy.concatenate([numpy.asarray(row, dtype=numpy.int32) for row in rows] or [numpy.zeros(0, "int32")])
     Table.from_dict({"token": tokens}).save_to_disk(str(folder))
