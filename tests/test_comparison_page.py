@@ -212,7 +212,8 @@ def test_what_was_run(tmp_path):
     comparison = whole(tmp_path / "out")
     settings = dict(figure(report.report(tmp_path / "out"), "Settings").rows)
     assert settings["command"] == (
-        "locant compare clm --schemes learned,nope,tisa,alibi --seeds 3 --budget 40steps --preset quick:length=128 -o out"
+        "locant compare clm --schemes learned,nope,tisa,alibi --seeds 3 --budget 40steps "
+        "--preset quick:length=128 -o out"
     )
     assert (settings["torch"], settings["first run began"]) == ("2.9.0", "2026-01-01T12:00:00+00:00")
     assert settings["data"] == "the default text"
