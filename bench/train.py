@@ -29,7 +29,7 @@ from locant.experiments.tasks import task
 
 RESULTS = Path(__file__).parent / "results" / "train.csv"
 SPECS = ["tisa:kernels=5", "t5", "alibi", "kerple", "rope", "nope", "huang4:clip=64"]
-STEPS = 200
+STEPS = 500  # of --preset quick
 
 
 def prepared(out: Path, steps: int) -> comparison.Comparison:

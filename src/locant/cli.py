@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import inspect as signatures
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,6 +17,7 @@ from locant import cli_experiments, testing
 from locant.analysis import curve as curve_analysis
 from locant.analysis import properties
 from locant.schemes.base import DIMS
+from locant.terminal import console, plain_errors
 
 app = typer.Typer(
     help="How does a transformer know where its tokens are?",
@@ -28,9 +26,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console()
-if not console.is_terminal:  # in a pipe or a log there is no edge to wrap at
-    console = Console(width=132)
 
 SHORT = {
     "inductive": "any",
@@ -391,13 +386,3 @@ def _check_plotting() -> None:
 
 for command in (cli_experiments.compare, cli_experiments.train, cli_experiments.finetune):
     app.command()(command)
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """What a user did wrong is said in one line, without a traceback."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, NotImplementedError, RuntimeError, ImportError) as problem:
-        Console(stderr=True, width=console.width).print(f"[red]error:[/] {escape(str(problem))}", highlight=False)
-        raise typer.Exit(2) from None

@@ -14,6 +14,8 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from locant.terminal import console, plain_errors
+
 Task = Annotated[str, typer.Argument(help="clm, mlm, glue:CoLA …, squad, algo:copy …")]
 Data = Annotated[
     str | None, typer.Option(help="A text file or folder, a GLUE or SQuAD folder, or a name of the hub; by default, "
@@ -36,8 +38,6 @@ def compare(
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster; by default, this machine.")] = None,
 ) -> None:
     """Which position scheme is best for my data and my lengths? Trains each, and writes a table and a page."""
-    from locant.cli import console, plain_errors
-
     with plain_errors():
         _need()
         from locant.experiments import arms
@@ -92,8 +92,6 @@ def finetune(
 def _one(
     task: str, scheme: str, out: Path, data: str | None, model: str | None, seed: int, budget: str | None, preset: str
 ) -> None:
-    from locant.cli import console, plain_errors
-
     with plain_errors():
         _need()
         from locant.experiments import comparison as comparing
@@ -132,7 +130,6 @@ def _one(
 
 
 def _end(out: Path, run: Any) -> None:
-    from locant.cli import console
     from locant.experiments.comparison import where
     from locant.experiments.results import outcome
 
@@ -163,7 +160,6 @@ def _workers(ray: str | None, threads: int) -> Any:
 
 def _follow(out: Path, comparison: Any, workers: Any) -> None:
     """Does what is to be done, with a bar over all of it and a line for each run that ends."""
-    from locant.cli import console
     from locant.experiments import comparison as comparing
     from locant.experiments import workers as working
     from locant.experiments.results import outcome
@@ -221,7 +217,6 @@ def _line(each: Any) -> str:
 
 
 def _write_page(out: Path) -> Path | None:
-    from locant.cli import console
     from locant.report import comparison as report
 
     try:
@@ -232,7 +227,6 @@ def _write_page(out: Path) -> Path | None:
 
 
 def _conclude(out: Path, comparison: Any) -> None:
-    from locant.cli import console
     from locant.experiments import results
     from locant.report import comparison as report
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 NATIVE = "native"
-FEWEST = 7
-"""Positions of a model: `swap` tries a model out with so many tokens."""
 
 
 def specs(text: str) -> list[str]:
@@ -72,11 +70,6 @@ def build(task: Task, setting: Setting, model: str, spec: str, seed: int) -> Pre
 def check(task: Task, setting: Setting, model: str, spec: str) -> None:
     """Whether an arm can be made and reads what it is trained on: before anything is trained."""
     preset, tokens = setting.preset, task.positions(setting.preset)
-    if tokens < FEWEST:
-        raise ValueError(
-            f"{task.name} has {tokens} tokens at a length of {preset.length}; to put in a scheme takes {FEWEST}: "
-            f"choose a longer length, as --preset quick:length={preset.length + FEWEST}"
-        )
     try:
         made = build(task, setting, model, spec, seed=0)
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as problem:

@@ -237,8 +237,6 @@ def _trainer(run: Run, model: PreTrainedModel, here: Setting, arguments: Trainin
     from accelerate import PartialState
     from transformers import Trainer, TrainerCallback
 
-    from locant.analysis.invariance import stacks
-
     work, preset, task = run.work, run.work.preset, find_task(run.work.task)
     folder = Path(str(arguments.output_dir))
     start = time.perf_counter()
@@ -301,7 +299,7 @@ def _trainer(run: Run, model: PreTrainedModel, here: Setting, arguments: Trainin
     if trainer.is_deepspeed_enabled or (trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2):
         raise ValueError("a model is sharded by FSDP 2 alone: `fsdp_version: 2` in the config of accelerate launch")
     trainer.remove_callback(transformers.PrinterCallback)
-    if not trainer.is_fsdp_enabled and _has_table(stacks, model):  # a sharded table is whole in no process
+    if not trainer.is_fsdp_enabled and _has_table(model):  # a sharded table is whole in no process
         from locant.analysis.invariance import InvarianceCallback
 
         trainer.add_callback(InvarianceCallback(last=task.positions(preset) - 1))
@@ -311,8 +309,10 @@ def _trainer(run: Run, model: PreTrainedModel, here: Setting, arguments: Trainin
     return trainer
 
 
-def _has_table(stacks: Any, model: PreTrainedModel) -> bool:
+def _has_table(model: PreTrainedModel) -> bool:
     """Whether there is a table of positions whose translation invariance can be followed."""
+    from locant.analysis.invariance import stacks
+
     try:
         return any(stack.table is not None for stack in stacks(model))
     except (ValueError, NotImplementedError, RuntimeError):

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from locant.experiments.preset import PUZZLE, Preset
-from locant.experiments.tasks.task import Evaluation, Setting, Task, too_long
+from locant.experiments.tasks.task import TOKENS_AT_ONCE, Evaluation, Setting, Task, too_long
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,8 +43,6 @@ PAD, ASK, PLUS, KEY = "<pad>", "=", "+", "key"
 DIGITS, LETTERS = string.digits, string.ascii_lowercase
 VOCABULARY = {token: number for number, token in enumerate((PAD, ASK, PLUS, KEY, *DIGITS, *LETTERS))}
 KEY_DIGITS = 5
-TOKENS_AT_ONCE = 8192
-"""Tokens of a test batch."""
 TRAINING, TESTING = 0, 1
 """Where random numbers come from: tests are never the training examples of some seed."""
 

@@ -7,6 +7,7 @@ windows; one that does not, a higher one.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +20,13 @@ from torch.utils.data import Dataset
 from locant.experiments import source
 from locant.experiments.preset import SCRATCH, Preset
 from locant.experiments.tasks.rows import spread
-from locant.experiments.tasks.task import Evaluation, Setting, Task, order, too_long
+from locant.experiments.tasks.task import TOKENS_AT_ONCE, Evaluation, Setting, Task, order, too_long
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOKENIZER_TEXT = 2_000_000
 """Letters a tokenizer is trained on: more make it little better and much slower."""
-TOKENS_AT_ONCE = 8192
-"""Tokens of a test batch."""
 PIECE, PIECES = 20_000, 64
 """Letters of a piece of text at most, and how many pieces a shorter text is cut into."""
 BINS = 8
@@ -131,9 +130,9 @@ class _Language(Task):
             tuple((at, float(losses / number)) for at, losses, number in bins if number),
         )
 
+    @abstractmethod
     def inputs(self, setting: Setting, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """Test inputs [B, L] and what the model should say at each of them, −100 for nothing."""
-        raise NotImplementedError
 
 
 class Causal(_Language):

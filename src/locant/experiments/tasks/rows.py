@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from locant.experiments.tasks.task import TOKENS_AT_ONCE
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TOKENS_AT_ONCE = 8192
-"""Tokens of a test batch, padding included."""
 INPUTS = ("input_ids", "token_type_ids")
 """Columns that a model reads; the attention mask follows from their lengths."""
 

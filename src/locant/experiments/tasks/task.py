@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+TOKENS_AT_ONCE = 8192
+"""Tokens of a test batch, padding included."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What a trained model does on test inputs of one length; `refused` says why where it cannot read them."""
