@@ -17,6 +17,7 @@ SPECS = [
     "nope",
     "learned:length=64",
     "sinusoidal",
+    "first",
     "shaw:clip=3",
     "shaw:clip=3,heads=own",
     "shaw:clip=3,values=false",
@@ -37,7 +38,9 @@ SPECS = [
     "t5",
     "t5:buckets=8,max_distance=12",
     "t5:buckets=8,max_distance=12,bidirectional=false",
+    "toeplitz:clip=3",
     "alibi",
+    "alibi:slopes=learned",
     "rope",
     "rope:layout=interleaved,theta=100",
     "rope:partial=0.5",
@@ -57,7 +60,7 @@ SPECS = [
     "deberta:buckets=4,max_distance=8",
 ]
 
-NAMES = [spec for spec in SPECS if spec.split(":")[0] not in ("nope", "learned", "sinusoidal")]
+NAMES = [spec for spec in SPECS if spec.split(":")[0] not in ("nope", "learned", "sinusoidal", "first")]
 """Those that do something inside attention."""
 
 

@@ -76,6 +76,11 @@ def learned_embedding(params: Params, options: Options, d_model: int, p: int) ->
     return np.asarray(params["table"][p])
 
 
+def first_embedding(params: Params, options: Options, d_model: int, p: int) -> Array:
+    """e_0 = first, e_p = rest for every other p."""
+    return np.asarray(params["first"] if p == 0 else params["rest"])
+
+
 def sinusoidal_embedding(params: Params, options: Options, d_model: int, p: int) -> Array:
     """e_{p,2t} = sin(p theta^(-2t/d)), e_{p,2t+1} = cos(p theta^(-2t/d))  (Vaswani et al. 2017)."""
     e = np.zeros(d_model)
@@ -212,9 +217,16 @@ def alibi_slopes(n_heads: int) -> list[float]:
     return slopes + [2.0 ** (-8 * h / (2 * power)) for h in range(1, 2 * power + 1, 2)][: n_heads - power]
 
 
+def toeplitz(head: Head, i: int, j: int) -> float:
+    """scale * q_i.k_j + table[r], r clipped  (Liu et al. 2021, in one dimension)."""
+    return plain(head, i, j) + float(head.row("table")[clipped(head.offset(i, j), head.options["clip"])])
+
+
 def alibi(head: Head, i: int, j: int) -> float:
     """scale * q_i.k_j - m_h |r|  (Press et al. 2022)."""
-    return plain(head, i, j) - alibi_slopes(head.n_heads)[head.h] * abs(head.offset(i, j))
+    learned = head.options["slopes"] == "learned"
+    slope = float(head.params["slope"][head.h]) if learned else alibi_slopes(head.n_heads)[head.h]
+    return plain(head, i, j) - slope * abs(head.offset(i, j))
 
 
 def kerple(head: Head, i: int, j: int) -> float:
@@ -372,6 +384,7 @@ ORACLES: dict[str, Callable[[Head, int, int], float]] = {
     "nope": plain,
     "learned": plain,
     "sinusoidal": plain,
+    "first": plain,
     "shaw": shaw,
     "huang1": huang1,
     "huang2": huang2,
@@ -380,6 +393,7 @@ ORACLES: dict[str, Callable[[Head, int, int], float]] = {
     "tisa": tisa,
     "tisa2": tisa2,
     "t5": t5,
+    "toeplitz": toeplitz,
     "alibi": alibi,
     "rope": rope,
     "xpos": xpos,
@@ -396,6 +410,7 @@ VALUES: dict[str, Callable[[Head, int, int], Array]] = {"shaw": shaw_value}
 EMBEDDINGS: dict[str, Callable[[Params, Options, int, int], Array]] = {
     "learned": learned_embedding,
     "sinusoidal": sinusoidal_embedding,
+    "first": first_embedding,
 }
 
 

@@ -1,5 +1,6 @@
 """locant: how does a transformer know where its tokens are? Change it, run it, measure it, compare it."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from locant import testing
@@ -11,6 +12,7 @@ from locant.terms import Terms
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from locant.adaptation import adapt, fit
     from locant.hf import load, native, swap
 
 __all__ = [
@@ -19,7 +21,9 @@ __all__ = [
     "Scheme",
     "Sum",
     "Terms",
+    "adapt",
     "attend",
+    "fit",
     "load",
     "native",
     "per_layer",
@@ -30,13 +34,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`swap`, `native` and `load` need transformers, which is only imported when one of them is asked for."""
-    if name in ("swap", "native", "load"):
-        try:
-            from locant import hf
-        except ImportError as missing:
-            raise ImportError(
-                f"locant.{name} needs transformers 5 or newer ({missing}); install it with: pip install 'locant[hf]'"
-            ) from missing
-        return getattr(hf, name)
+    """What needs transformers imports it when it is asked for."""
+    for names, module, extra in ((("swap", "native", "load"), "hf", "hf"), (("fit", "adapt"), "adaptation", "compare")):
+        if name in names:
+            try:
+                return getattr(import_module(f"locant.{module}"), name)
+            except ImportError as missing:
+                raise ImportError(
+                    f"locant.{name} needs transformers 5 or newer and what goes with it ({missing}); install it with: "
+                    f"pip install 'locant[{extra}]'"
+                ) from missing
     raise AttributeError(f"module 'locant' has no attribute {name!r}")

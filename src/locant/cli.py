@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import locant
-from locant import cli_experiments, testing
+from locant import cli_adapt, cli_experiments, testing
 from locant.analysis import curve as curve_analysis
 from locant.analysis import properties
 from locant.schemes.base import DIMS
@@ -384,5 +384,5 @@ def _check_plotting() -> None:
         raise ValueError(f"drawing needs {missing.name}; install it with: pip install matplotlib 'plotext<6'") from None
 
 
-for command in (cli_experiments.compare, cli_experiments.train, cli_experiments.finetune):
+for command in (cli_experiments.compare, cli_experiments.train, cli_experiments.finetune, cli_adapt.adapt):
     app.command()(command)

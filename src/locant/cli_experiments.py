@@ -39,7 +39,7 @@ def compare(
 ) -> None:
     """Which position scheme is best for my data and my lengths? Trains each, and writes a table and a page."""
     with plain_errors():
-        _need()
+        need()
         from locant.experiments import arms
         from locant.experiments import comparison as comparing
         from locant.experiments import preset as presets
@@ -93,7 +93,7 @@ def _one(
     task: str, scheme: str, out: Path, data: str | None, model: str | None, seed: int, budget: str | None, preset: str
 ) -> None:
     with plain_errors():
-        _need()
+        need()
         from locant.experiments import comparison as comparing
         from locant.experiments import preset as presets
         from locant.experiments import workers
@@ -141,7 +141,7 @@ def _end(out: Path, run: Any) -> None:
     console.print(f"saved: {path}    open it with locant.load({path!r})", markup=False, highlight=False, soft_wrap=True)
 
 
-def _need() -> None:
+def need() -> None:
     """Looks without importing, which takes seconds: the fork server does it at the same time."""
     for name in ("accelerate", "datasets", "scipy", "torchmetrics", "transformers"):
         if find_spec(name) is None:

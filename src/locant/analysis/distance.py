@@ -73,7 +73,7 @@ def by_distance(model: PreTrainedModel, ids: Tensor) -> list[Layer]:
         name = names.get(module, type(module).__name__)
         sums.setdefault(name, _Sums()).add(request)
 
-    with _listening(model, record), torch.no_grad():
+    with listening_to(model, record), torch.no_grad():
         for row in ids:  # one at a time: a logit matrix per head is what has to fit
             model(input_ids=row[None])
     if not sums:
@@ -82,7 +82,7 @@ def by_distance(model: PreTrainedModel, ids: Tensor) -> list[Layer]:
 
 
 @contextmanager
-def _listening(model: PreTrainedModel, record: Any) -> Iterator[None]:
+def listening_to(model: PreTrainedModel, record: Any) -> Iterator[None]:
     from locant.hf import interface
     from locant.hf.plan import evaluating, plan_of
     from locant.hf.swapping import swap

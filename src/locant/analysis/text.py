@@ -22,7 +22,7 @@ def default_text() -> str:
 
 def sequences(tokenizer: Any, text: str, *, count: int, length: int) -> Tensor:
     """[count, length] token ids from consecutive pieces of a text, each between the special tokens of the model."""
-    before, after = _special(tokenizer)
+    before, after = special_tokens(tokenizer)
     piece = length - len(before) - len(after)
     if piece < 4:
         raise ValueError(f"sequences of {length} tokens have no room for a text beside the special tokens of the model")
@@ -46,7 +46,7 @@ def usable(tokenizer: Any) -> bool:
     return len(ids) >= 8 and sum(i == unknown for i in ids) < len(ids) / 2
 
 
-def _special(tokenizer: Any) -> tuple[list[int], list[int]]:
+def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The tokens that a tokenizer puts before and after a text."""
     alone, whole = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
     starts = [i for i in range(len(whole)) if whole[i : i + len(alone)] == alone] or [0]

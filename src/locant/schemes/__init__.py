@@ -5,6 +5,7 @@ from locant.schemes.base import Scheme
 from locant.schemes.cope import Cope
 from locant.schemes.deberta import Deberta
 from locant.schemes.fire import Fire
+from locant.schemes.first import First
 from locant.schemes.huang import Huang1, Huang2, Huang3, Huang4
 from locant.schemes.kerple import Kerple
 from locant.schemes.learned import Learned
@@ -17,6 +18,7 @@ from locant.schemes.sum import Sum
 from locant.schemes.t5 import T5
 from locant.schemes.tisa import Tisa
 from locant.schemes.tisa2 import Tisa2
+from locant.schemes.toeplitz import Toeplitz
 from locant.schemes.xl import XL
 from locant.schemes.xpos import Xpos
 
@@ -24,6 +26,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "nope": Nope,
     "learned": Learned,
     "sinusoidal": Sinusoidal,
+    "first": First,
     "shaw": Shaw,
     "xl": XL,
     "huang1": Huang1,
@@ -33,6 +36,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "tisa": Tisa,
     "tisa2": Tisa2,
     "t5": T5,
+    "toeplitz": Toeplitz,
     "alibi": Alibi,
     "rope": Rope,
     "xpos": Xpos,
@@ -52,6 +56,7 @@ __all__ = [
     "Cope",
     "Deberta",
     "Fire",
+    "First",
     "Huang1",
     "Huang2",
     "Huang3",
@@ -67,5 +72,6 @@ __all__ = [
     "Sum",
     "Tisa",
     "Tisa2",
+    "Toeplitz",
     "Xpos",
 ]

@@ -3,29 +3,39 @@
     logit_ij = scale · q_i·k_j − m_h·|r|        m_h = 2^(−8h/H), h = 1 … H, for H a power of two
 
 For other H: the slopes of the power of two below, then every other slope of the power above. Implementations
-differ where attention is not causal; this one is symmetric.
+differ where attention is not causal; this one is symmetric. `slopes=learned` starts from these slopes and trains them,
+or has them set by `locant.fit`; the paper found no gain in training them from scratch.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from locant.schemes.base import Scheme, check_int, exact
+from locant.schemes.base import Scheme, check_choice, check_int, exact, wide
 from locant.terms import Terms
 
 
 class Alibi(Scheme):
-    """Linear penalty. Parameters: 0."""
+    """Linear penalty. Parameters: 0; n_heads with slopes=learned."""
 
-    def __init__(self, *, n_heads: int) -> None:
+    def __init__(self, *, slopes: str = "fixed", n_heads: int) -> None:
         super().__init__()
+        check_choice(self, "slopes", slopes, ("fixed", "learned"))
         check_int(self, "n_heads", n_heads, at_least=1)
-        self.n_heads = n_heads
+        self.slopes, self.n_heads = slopes, n_heads
+        if slopes == "learned":
+            self.slope = nn.Parameter(torch.tensor(alibi_slopes(n_heads)))
 
     def terms(self, r: Tensor) -> Terms:
-        slopes = torch.tensor(alibi_slopes(self.n_heads), device=r.device, dtype=exact(r).dtype)
-        return Terms(bias=-slopes[:, None] * r.abs())
+        if self.slopes == "learned":
+            slope = wide(self.slope)
+        else:
+            slope = torch.tensor(alibi_slopes(self.n_heads), device=r.device, dtype=exact(r).dtype)
+        return Terms(bias=-slope[:, None] * r.abs())
+
+    def parameter_count(self) -> int:
+        return self.n_heads if self.slopes == "learned" else 0
 
 
 def alibi_slopes(n_heads: int) -> list[float]:

@@ -1,0 +1,207 @@
+"""Short self-distillation: a swapped model learns from what it was, on text without labels, by transformers' Trainer.
+
+The original is frozen. Where only the scheme is trained it shares its weights with the changed model, so that there is
+one copy in memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from locant.adaptation.agreement import Agreement, Batch, agree
+from locant.adaptation.sample import Sampler
+from locant.adaptation.start import unit
+from locant.experiments import folder as files
+from locant.schemes import Scheme
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOKENS = 1024
+"""Tokens of a step."""
+RATE, SCHEME_RATE = 1e-4, 5e-3
+"""Learning rates of the model's weights and of the scheme, the latter in the units of `start.unit`."""
+LOOKS = 20
+"""How often the agreement is measured, and a checkpoint written, in a training."""
+PATIENCE = 8
+"""Looks without a better agreement after which there is no use in going on."""
+
+
+def frozen(model: PreTrainedModel, *, shared: bool) -> PreTrainedModel:
+    """The model as it is now; with `shared` its weights are those of the model."""
+    memo: dict[int, Any] = {id(weight): weight for weight in model.parameters()} if shared else {}
+    kept: PreTrainedModel = copy.deepcopy(model, memo).eval()
+    if not shared:
+        kept.requires_grad_(False)
+    return kept
+
+
+class Steps(Dataset[Batch]):
+    """The batch of every step: all lengths of the ladder in turn, at random, each with as many tokens."""
+
+    def __init__(self, sampler: Sampler, kind: Agreement, rungs: list[int], steps: int, seed: int) -> None:
+        order = torch.Generator().manual_seed(seed)
+        chosen = [rungs[int(number)] for number in torch.randint(len(rungs), (steps,), generator=order)]
+        self.batches = [
+            kind.prepare(sampler.batch(max(1, TOKENS // rung), rung), seed + number)
+            for number, rung in enumerate(chosen)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> Batch:
+        return self.batches[number]
+
+
+class InUnits(torch.optim.AdamW):
+    """AdamW in which some parameters move in units of their own: Adam's steps have the size of the learning rate."""
+
+    units: dict[Tensor, Tensor | float]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        before = {parameter: parameter.clone() for parameter in self.units}
+        loss = super().step(closure)
+        for parameter, size in self.units.items():
+            parameter.copy_(before[parameter] + (parameter - before[parameter]) * size)
+        return loss
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is seen on the way: after so many steps, how near the model is to the original."""
+
+    step: int
+    agreement: float
+    seconds: float
+
+
+def seconds_of_a_step(
+    student: PreTrainedModel, original: PreTrainedModel, kind: Agreement, sampler: Sampler, rungs: list[int]
+) -> float:
+    """Measured: a step at each length, the second time it is done."""
+    total = 0.0
+    for rung in rungs:
+        for _ in range(2):
+            batch = kind.prepare(sampler.batch(max(1, TOKENS // rung), rung), 0)
+            start = time.perf_counter()
+            _loss(student, original, kind, batch).backward()
+            took = time.perf_counter() - start
+        total += took
+    student.zero_grad()
+    return total / len(rungs)
+
+
+def distil(
+    student: PreTrainedModel,
+    original: PreTrainedModel,
+    kind: Agreement,
+    training: Steps,
+    held_out: tuple[list[Batch], list[Tensor]],
+    *,
+    out: Path,
+    seed: int,
+    look: Callable[[Look], None] = lambda found: None,
+) -> list[Look]:
+    """Trains those parameters of `student` that want a gradient; goes on where it was stopped."""
+    import transformers
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    steps = len(training)
+    every = max(1, steps // LOOKS)
+    out.mkdir(parents=True, exist_ok=True)
+    last = files.last_checkpoint(out)
+    files.rewind(out / files.METRICS, 0 if last is None else int(last.name.rpartition("-")[2]))
+    looks = [Look(line["step"], line["agreement"], line["seconds"]) for line in files.lines(out / files.METRICS)]
+    began = time.perf_counter() - (looks[-1].seconds if looks else 0.0)
+
+    class Watch(TrainerCallback):
+        """Measures, writes down, stops where nothing gets better."""
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            (out / f"checkpoint-{state.global_step}" / files.WHOLE).touch()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % every and state.global_step < steps:
+                return
+            batches, outputs = held_out
+            found = Look(state.global_step, agree(kind, outputs, student, batches), time.perf_counter() - began)
+            looks.append(found)
+            files.append(out / files.METRICS, {"kind": "step", **vars(found)})
+            look(found)
+            best = max(range(len(looks)), key=lambda at: looks[at].agreement)
+            if len(looks) - 1 - best >= PATIENCE:
+                control.should_training_stop = True
+
+    class Distiller(Trainer):
+        def create_optimizer(self, model: Any = None) -> Any:
+            if self.optimizer is None:
+                groups, units = _groups(student)
+                self.optimizer = InUnits(groups)
+                self.optimizer.units = units
+            return self.optimizer
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            model.eval()  # the original has no dropout either
+            return _loss(model, original, kind, inputs)
+
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        max_steps=steps,
+        per_device_train_batch_size=1,
+        learning_rate=RATE,
+        lr_scheduler_type="cosine",
+        warmup_steps=steps // 20,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        train_sampling_strategy="sequential",
+        seed=seed,
+        logging_strategy="no",
+        save_steps=every,
+        save_total_limit=2,
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=student.device.type == "cpu",
+    )
+    trainer = Distiller(
+        model=student,
+        args=arguments,
+        train_dataset=training,
+        data_collator=lambda batches: batches[0],
+        callbacks=[Watch()],
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    student.eval()
+    return looks
+
+
+def _loss(student: PreTrainedModel, original: PreTrainedModel, kind: Agreement, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        wanted = kind.outputs(original, batch)
+    return kind.loss(wanted, kind.outputs(student, batch), batch)
+
+
+def _groups(student: PreTrainedModel) -> tuple[list[dict[str, Any]], dict[Tensor, Tensor | float]]:
+    units: dict[Tensor, Tensor | float] = {}
+    for part in student.modules():
+        if isinstance(part, Scheme):
+            for name, parameter in part.named_parameters(recurse=False):
+                if parameter.requires_grad:
+                    units[parameter] = unit(part, name)
+    rest = [weight for weight in student.parameters() if weight.requires_grad and weight not in units]
+    groups = [{"params": list(units), "lr": SCHEME_RATE}, {"params": rest, "lr": RATE}]
+    return [group for group in groups if group["params"]], units

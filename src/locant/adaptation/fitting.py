@@ -1,0 +1,279 @@
+"""`fit`: sets a new scheme's parameters so that attention does what it did before. Nothing is trained end to end.
+
+With the model's own positions, layer l gives each query i weights p_i over the keys it sees. Then the positions are
+taken away; a table of absolute ones leaves its first row and the mean of the others behind (the scheme `first`). Layer
+by layer, because later layers see what earlier ones now do, the scheme's parameters θ of this layer alone are set to
+
+    argmin_θ Σ_i KL( p_i ‖ softmax(ℓ_i(θ)) )
+
+over the queries of a few hundred sequences, where ℓ_i(θ) are the logits of the changed model with the scheme. This is
+convex in a bias. It starts from a least-squares answer (start.py) where a scheme's own start is far from any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from locant.adaptation import sample
+from locant.adaptation.sample import Text
+from locant.adaptation.start import start, unit
+from locant.analysis.distance import listening_to
+from locant.schemes import First, Nope, Scheme
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from locant.attention.request import Request
+
+LENGTH, TOKENS = 128, 3072
+"""Tokens of the longest sequences, and how many tokens there are at each length."""
+MEMORY = 2**30
+"""Bytes that the weights of the original may take."""
+ITERATIONS = 20
+
+
+@dataclass(frozen=True)
+class HeadFit:
+    """How much of what position did in a head the new scheme does: 1 − KL with the scheme / KL without positions."""
+
+    layer: int  # from 1
+    head: int  # from 1
+    silenced: float  # KL without positions, in nats per query
+    fitted: float  # KL with the scheme
+
+    @property
+    def explained(self) -> float:
+        return 1 - self.fitted / self.silenced if self.silenced > 1e-9 else 1.0
+
+
+@dataclass
+class Fit:
+    """A fitted model and what is to be said about it."""
+
+    model: PreTrainedModel
+    spec: str
+    heads: list[HeadFit] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def explained(self) -> float:
+        """Over all heads; those count most in which position did most."""
+        silenced = sum(head.silenced for head in self.heads)
+        return 1 - sum(head.fitted for head in self.heads) / silenced if silenced > 1e-9 else 1.0
+
+    def __str__(self) -> str:
+        lines = [f"{self.spec}: {self.explained:.0%} of what position does in attention is explained"]
+        for layer in sorted({head.layer for head in self.heads}):
+            shares = " ".join(f"{head.explained:4.0%}" for head in self.heads if head.layer == layer)
+            lines.append(f"layer {layer:2}: {shares}")
+        return "\n".join([*lines, *self.notices])
+
+
+def fit(
+    model: PreTrainedModel,
+    spec: str,
+    text: Text,
+    *,
+    tokenizer: Any = None,
+    length: int = LENGTH,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda stage: None,
+) -> Fit:
+    """Swaps a model to `spec`, in place, with parameters that do what its own positions did on the text.
+
+    text      prose: a string or a list of strings, or a pathlib.Path of a file or folder. A few thousand words will do.
+    length    tokens of the longest sequences that are looked at.
+    """
+    from locant.hf.plan import plan_of
+    from locant.hf.swapping import swap
+
+    if plan_of(model) is not None:
+        raise ValueError("this model has been swapped already; fit a model that has its own positions")
+    batches = _batches(model, sample.Sampler(sample.tokenizer_of(model, tokenizer), text, seed=seed), length)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            return _fit(model, spec, batches, say)
+    except BaseException:
+        swap(model, "native")
+        raise
+
+
+def _batches(model: PreTrainedModel, sampler: sample.Sampler, length: int) -> list[Tensor]:
+    """Sequences of every length of the ladder, as many tokens of each: [B, L] without padding."""
+    rungs = sample.ladder(sample.longest(model, length))
+    config: Any = model.config
+    weights = 4 * config.num_hidden_layers * config.num_attention_heads  # bytes for a pair of tokens
+    tokens = min(TOKENS, MEMORY // weights // sum(rungs))
+    return [
+        rows.to(model.device)
+        for rung in rungs
+        for rows in sampler.rows(max(1, tokens // rung), rung).split(max(1, 2048 // rung))
+    ]
+
+
+def _fit(model: PreTrainedModel, spec: str, batches: list[Tensor], say: Callable[[str], None]) -> Fit:
+    from locant.hf.plan import plan_of
+    from locant.hf.readout import native
+    from locant.hf.swapping import swap
+
+    say("looking at the model as it is")
+    before = native(model)
+    goals = _weights(model, batches)
+    swap(model, spec if before.table is None else f"{spec}+first")
+    if before.table is not None:
+        _leave(model, before.table[0], _mean(before.table, max(rows.shape[1] for rows in batches)))
+    plan = plan_of(model)
+    assert plan is not None
+    found = Fit(model, spec)
+    layers = [
+        (attention.name, scheme, own)
+        for stack, had in zip(plan.stacks, before.stacks, strict=True)
+        for attention, scheme, own in zip(
+            stack.attentions, stack.schemes, had.layers or [Nope()] * len(stack.schemes), strict=True
+        )
+    ]
+    for number, (name, scheme, own) in enumerate(layers, 1):
+        say(f"layer {number} of {len(layers)}")
+        goal = goals[name]
+        passes = 2 if len(goal) > len(batches) else 1  # ALBERT's layers share one attention: all of it, twice
+        for _ in range(passes):
+            requests = _requests(model, name, batches, len(goal) // len(batches))
+            silenced = _divergence(None, requests, goal)
+            fitted = _set(scheme, requests, goal, own)
+        found.heads += [
+            HeadFit(number, head, *pair)
+            for head, pair in enumerate(zip(silenced.tolist(), fitted.tolist(), strict=True), 1)
+        ]
+    if not any(True for _, scheme, _ in layers for _ in scheme.parameters()):
+        found.notices.append(
+            f"{spec} has no parameters: there was nothing to set, and attention is what the formula says"
+        )
+    return found
+
+
+@contextmanager
+def silenced(model: PreTrainedModel, length: int) -> Iterator[None]:
+    """A model without positions for a while; of a table, the mean of its rows stays in all places."""
+    from locant.hf.readout import native
+    from locant.hf.swapping import swap
+
+    table = native(model).table
+    swap(model, "nope" if table is None else "first")
+    if table is not None:
+        _leave(model, _mean(table, length), _mean(table, length))
+    try:
+        yield
+    finally:
+        swap(model, "native")
+
+
+def _mean(table: Tensor, length: int) -> Tensor:
+    """Without the first row, which is an outlier, and rows that were not looked at."""
+    return table[1:length].mean(0) if length > 1 else table[0]
+
+
+def _leave(model: PreTrainedModel, first: Tensor, rest: Tensor) -> None:
+    """What a table leaves behind when it is taken away."""
+    for part in model.modules():
+        if isinstance(part, First):
+            with torch.no_grad():
+                part.first.copy_(first)
+                part.rest.copy_(rest)
+
+
+def _set(scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Scheme) -> Tensor:
+    """[H] the divergence that is left when the parameters of a scheme have been set."""
+    parameters = [parameter for parameter in scheme.parameters() if parameter.requires_grad]
+    if not parameters:
+        return _divergence(scheme, requests, goal)
+    start(scheme, requests, goal, own)
+    # L-BFGS in units in which every parameter is about 1: the widths of TISA's bumps range over four decades.
+    units = [unit(scheme, name) for name, parameter in scheme.named_parameters() if parameter.requires_grad]
+    scaled = [(parameter / size).requires_grad_() for parameter, size in zip(parameters, units, strict=True)]
+    optimizer = torch.optim.LBFGS(scaled, max_iter=ITERATIONS, history_size=20, line_search_fn="strong_wolfe")
+
+    @torch.no_grad()
+    def put() -> None:
+        for parameter, value, size in zip(parameters, scaled, units, strict=True):
+            parameter.copy_(value * size)
+
+    def closure() -> Tensor:
+        put()
+        scheme.zero_grad()
+        with torch.enable_grad():
+            loss = _divergence(scheme, requests, goal).sum()
+        for parameter, value, size in zip(parameters, scaled, units, strict=True):
+            value.grad = torch.zeros_like(value) if parameter.grad is None else parameter.grad * size
+        return loss
+
+    optimizer.step(closure)
+    put()
+    scheme.zero_grad()
+    return _divergence(scheme, requests, goal)
+
+
+def _divergence(scheme: Scheme | None, requests: list[Request], goal: list[Tensor]) -> Tensor:
+    """[H] the mean over queries of KL(p ‖ softmax(ℓ)). Where gradients are on, they are added up batch by batch."""
+    queries = sum(p.shape[0] * p.shape[2] for p in goal)
+    total: Tensor = torch.zeros(goal[0].shape[1], device=goal[0].device)
+    for request, p in zip(requests, goal, strict=True):
+        log = _log_weights(request, scheme).masked_fill(p == 0, 0.0)  # −∞ where nothing is seen: it counts for nothing
+        loss = (torch.xlogy(p, p) - p * log).sum((0, 2, 3)) / queries
+        if torch.is_grad_enabled():
+            loss.sum().backward()
+        total = total + loss.detach()
+    return total
+
+
+def _log_weights(request: Request, scheme: Scheme | None) -> Tensor:
+    from locant.attention import eager
+    from locant.attention.request import prepare
+
+    q_pos, k_pos = request.positions or (None, None)
+    where: Any = {"q_pos": q_pos, "k_pos": k_pos, "mask": request.mask, "causal": request.causal}
+    logit = eager.logits(prepare(request.q, request.k, request.v, scheme, scale=request.scale, **where))
+    visible = request.visible()
+    return (logit if visible is None else logit.masked_fill(~visible, -torch.inf)).log_softmax(-1)
+
+
+def _weights(model: PreTrainedModel, batches: list[Tensor]) -> dict[str, list[Tensor]]:
+    """By attention, for each call of it, [B, H, L, L]: where it looks."""
+    names = {module: name for name, module in model.base_model.named_modules()}
+    found: dict[str, list[Tensor]] = {}
+
+    def record(module: Any, request: Request) -> None:
+        found.setdefault(names[module], []).append(_log_weights(request, request.scheme).exp())
+
+    with listening_to(model, record):
+        for rows in batches:
+            model(input_ids=rows)
+    return found
+
+
+class _Enough(Exception):
+    """The layer that was asked for has been reached."""
+
+
+def _requests(model: PreTrainedModel, name: str, batches: list[Tensor], calls: int) -> list[Request]:
+    """What one attention is about to compute, for each call of it."""
+    wanted = model.base_model.get_submodule(name)
+    found: list[Request] = []
+
+    def record(module: Any, request: Request) -> None:
+        if module is wanted:
+            found.append(request)
+            if len(found) % calls == 0:
+                raise _Enough
+
+    with listening_to(model, record):
+        for rows in batches:
+            with suppress(_Enough):
+                model(input_ids=rows)
+    return found

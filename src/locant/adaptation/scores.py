@@ -1,0 +1,111 @@
+"""Tasks to measure a model by before and after: `stsb:FOLDER`, `sentences:FILE`, `clm`, `mlm`.
+
+stsb        Spearman correlation of the cosine of pooled vectors with the judgements of STS-B's dev.tsv
+sentences   how often a sentence finds its document among long ones, each read at once (documents.py)
+clm         loss of the next token, on lines of the text that are not trained on, or clm:FILE
+mlm         loss of masked tokens, likewise
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from locant.adaptation.agreement import Tokens, pooled
+from locant.adaptation.sample import Sampler, pieces
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from locant.adaptation.adapting import Score
+
+NAMES = ("stsb", "sentences", "clm", "mlm")
+ROWS, AT_ONCE = 64, 64
+
+
+def score(wanted: str, held_out: list[str], length: int) -> Score:
+    """The task of `--eval`."""
+    name, _, where = wanted.partition(":")
+    if name not in NAMES:
+        raise ValueError(f"--eval must be one of {', '.join(NAMES)}, got {wanted!r}")
+    if name in ("stsb", "sentences") and not where:
+        raise ValueError(f"--eval {name} needs its data: {name}:PATH")
+    if name == "stsb":
+        return Stsb(where)
+    if name == "sentences":
+        return Documents(Path(where))
+    return Loss(pieces(Path(where)) if where else held_out, length, masked=name == "mlm")
+
+
+class Stsb:
+    """STS-B without training: the cosine of two sentences against what people said."""
+
+    def __init__(self, where: str) -> None:
+        from locant.experiments.tasks.glue import Glue
+
+        self.part = Glue("STS-B").dev(where)
+
+    def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
+        from scipy.stats import spearmanr
+
+        first, second = (_vectors(model, tokenizer, column) for column in self.part.texts)
+        return float(spearmanr((first * second).sum(-1).cpu(), self.part.labels).statistic)
+
+
+def _vectors(model: PreTrainedModel, tokenizer: Any, sentences: list[str]) -> Tensor:
+    order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
+    found: dict[int, Tensor] = {}
+    for at in range(0, len(order), AT_ONCE):
+        numbers = order[at : at + AT_ONCE]
+        batch = tokenizer([sentences[n] for n in numbers], padding=True, truncation=True, max_length=256,
+                          return_tensors="pt").to(model.device)  # fmt: skip
+        mask = batch["attention_mask"]
+        states = model.base_model(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
+        found.update(zip(numbers, pooled(states, mask[..., None].to(states.dtype)), strict=True))
+    return torch.stack([found[number] for number in range(len(sentences))])
+
+
+class Documents:
+    """Sentences and the long documents they are from; a model that cannot read so far reads pieces."""
+
+    def __init__(self, path: Path) -> None:
+        from locant.adaptation.documents import articles
+        from locant.experiments.source import read
+
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        self.documents = [article for file in files if file.is_file() for article in articles(read(file))]
+
+    def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
+        from locant.adaptation.documents import Sentences
+        from locant.experiments.tasks.task import longest
+
+        task, most = Sentences(tokenizer, self.documents), longest(model)
+        return task.accuracy(model, "whole" if most is None or most > task.room else "chunked")
+
+
+class Loss:
+    """Mean loss of a language model on sequences of one length."""
+
+    def __init__(self, lines: list[str], length: int, *, masked: bool) -> None:
+        self.lines, self.length, self.masked = lines, length, masked
+
+    def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
+        if model is model.base_model or model.get_output_embeddings() is None:
+            raise ValueError(f"{type(model).__name__} foretells no tokens; --eval clm and mlm need a language model")
+        rows = Sampler(tokenizer, self.lines).rows(ROWS, self.length).to(model.device)
+        kind = Tokens(tokenizer.mask_token_id) if self.masked else Tokens()
+        total, count = 0.0, 0
+        for part in rows.split(8):
+            batch = kind.prepare({"input_ids": part, "attention_mask": torch.ones_like(part)}, seed=0)
+            logits = kind.outputs(model, batch).float()
+            if self.masked:
+                kept = kind.counted(batch)
+                losses = F.cross_entropy(logits[kept], part[kept], reduction="none")
+            else:
+                losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), part[:, 1:].flatten(), reduction="none")
+            total, count = total + float(losses.sum()), count + len(losses)
+        return total / count
