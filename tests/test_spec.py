@@ -54,7 +54,7 @@ def test_spaces_and_capitals_do_not_matter():
         ("hunag4", r"unknown scheme 'hunag4' \(did you mean 'huang4'\?\); there is: nope, learned, .*deberta"),
         ("zzz", r"unknown scheme 'zzz'; there is: nope"),
         ("tisa:kernel=5", r"tisa has no option 'kernel' \(did you mean 'kernels'\?\); its options: kernels"),
-        ("alibi:slope=1", r"alibi has no option 'slope'; its options: none"),
+        ("nope:slope=1", r"nope has no option 'slope'; its options: none"),
         ("tisa:n_heads=3", r"tisa has no option 'n_heads'"),
         ("tisa:kernels=many", r"tisa: kernels must be a whole number, got 'many'"),
         ("tisa:kernels=2.5", r"tisa: kernels must be a whole number, got '2.5'"),

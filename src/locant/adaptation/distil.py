@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TOKENS = 1024
 """Tokens of a step."""
-RATE, SCHEME_RATE = 1e-4, 5e-3
+RATE, SCHEME_RATE = 3e-5, 5e-3
 """Learning rates of the model's weights and of the scheme, the latter in the units of `start.unit`."""
 LOOKS = 20
 """How often the agreement is measured, and a checkpoint written, in a training."""
@@ -125,6 +125,8 @@ def distil(
     looks = [Look(line["step"], line["agreement"], line["seconds"]) for line in files.lines(out / files.METRICS)]
     began = time.perf_counter() - (looks[-1].seconds if looks else 0.0)
 
+    groups, units = _groups(student)  # of the fitted model, also where training goes on from a checkpoint
+
     class Watch(TrainerCallback):
         """Measures, writes down, stops where nothing gets better."""
 
@@ -146,7 +148,6 @@ def distil(
     class Distiller(Trainer):
         def create_optimizer(self, model: Any = None) -> Any:
             if self.optimizer is None:
-                groups, units = _groups(student)
                 self.optimizer = InUnits(groups)
                 self.optimizer.units = units
             return self.optimizer

@@ -1,0 +1,326 @@
+"""`locant.adapt`: a model learns to be what it was, in a folder that survives."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from typer.testing import CliRunner
+
+import locant
+from locant.adaptation import adapting, distil
+from locant.adaptation.agreement import States, Tokens, agreement_for, pooled
+from locant.adaptation.documents import Sentences, articles
+from locant.cli import app
+from tests import bert, hf_models, words
+
+TOKENS = words.Tokenizer()
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch):
+    """Models of a few thousand random weights are far from anything and learn at another rate."""
+    monkeypatch.setattr(distil, "RATE", 2e-3)
+
+
+def adapted(model, spec="tisa:kernels=3", budget="20steps", **options):
+    options = {"tokenizer": TOKENS, "length": 32, **options}
+    return locant.adapt(model, spec, words.text(), budget=budget, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto"),
+    [("bert", None), ("gpt2", AutoModelForCausalLM), ("llama", AutoModelForCausalLM), ("bert", AutoModelForMaskedLM)],
+)
+def test_training_brings_a_model_nearer_to_the_original(kind, auto):
+    model = hf_models.make(kind, *([auto] if auto else []))
+    done = adapted(model, budget="60steps")
+    original, silenced, fitted, after = (row.agreement for row in done.rows)
+    assert [row.state for row in done.rows] == ["original", "silenced", "fitted", "adapted"]
+    assert original == pytest.approx(1.0)
+    assert after > fitted
+    assert after > silenced
+    assert done.model is model
+    assert not model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_scheme_alone_leaves_every_other_weight_as_it_was():
+    model = hf_models.make("bert")
+    before = {name: weight.clone() for name, weight in model.named_parameters() if "position" not in name}
+    done = adapted(model, train="scheme", budget="60steps")
+    after = dict(model.named_parameters())
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    assert done.rows[3].agreement > done.rows[2].agreement
+
+
+def test_the_original_shares_its_weights_where_they_do_not_change():
+    model = hf_models.make("bert")
+    shared, apart = distil.frozen(model, shared=True), distil.frozen(model, shared=False)
+    places = {weight.data_ptr() for weight in model.parameters()}
+    assert all(weight.data_ptr() in places for weight in shared.parameters())
+    assert not any(weight.data_ptr() in places for weight in apart.parameters())
+    locant.swap(model, "alibi")
+    ids = words.rows()
+    torch.testing.assert_close(hf_models.output(shared, input_ids=ids), hf_models.output(apart, input_ids=ids))
+
+
+def test_the_folder_opens_as_the_model_it_is(tmp_path):
+    torch.manual_seed(0)
+    path = bert.save(tmp_path / "model")
+    model, ids = locant.load(path), torch.randint(5, 60, (2, 100))
+    done = locant.adapt(model, "alibi:slopes=learned", words.text(), budget="4steps", length=32, out=tmp_path / "out")
+    with torch.no_grad():  # longer than the 64 positions it had
+        torch.testing.assert_close(
+            locant.load(tmp_path / "out")(input_ids=ids).last_hidden_state, model(input_ids=ids).last_hidden_state
+        )
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert str(done) in card
+    assert f"| adapted | {done.rows[3].agreement:.4f} |" in card
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+    kept = json.loads((tmp_path / "out" / "adapt.json").read_text())
+    assert kept["steps"] == 4
+    assert [row["state"] for row in kept["table"]] == ["original", "silenced", "fitted", "adapted"]
+    with pytest.raises(ValueError, match="is done"):
+        locant.adapt(locant.load(path), "alibi", words.text(), out=tmp_path / "out")
+
+
+def test_another_adaptation_does_not_go_into_the_same_folder(tmp_path):
+    (tmp_path / "adapt.json").write_text('{"spec": "alibi"}')
+    with pytest.raises(ValueError, match=r"spec: 'alibi' there, 'tisa' now"):
+        adapted(hf_models.make("bert"), "tisa", out=tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").touch()
+    with pytest.raises(ValueError, match="holds something else"):
+        adapted(hf_models.make("bert"), "tisa", out=tmp_path / "full")
+
+
+SCRIPT = """
+    import sys, torch, locant
+    from pathlib import Path
+    from tests import hf_models, words
+    torch.set_num_threads(1)
+    found = locant.adapt(
+        hf_models.make("bert"), "tisa:kernels=3", words.text(), budget="40steps", tokenizer=words.Tokenizer(),
+        length=32, out=Path(sys.argv[1]),
+    )
+    print(repr(found.rows[3].agreement))
+"""
+
+
+def test_one_that_is_killed_ends_as_an_undisturbed_one(tmp_path):
+    def run(out):
+        command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(out)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+
+    first = run(tmp_path / "whole").communicate()[0]
+    (tmp_path / "killed").mkdir()
+    killed = run(tmp_path / "killed")
+    while not any((tmp_path / "killed").glob("checkpoint-*/WHOLE")):
+        assert killed.poll() is None
+        time.sleep(0.002)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert not (tmp_path / "killed" / "DONE").exists()
+    again = run(tmp_path / "killed")
+    assert first
+    assert first == again.communicate()[0]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert weights[0] == weights[1]
+
+
+def test_a_budget_of_time_becomes_steps_once(tmp_path):
+    adapting.files.write_json(tmp_path / "adapt.json", {})
+    budget = adapting.Budget.parse("10s")
+    assert adapting._steps(tmp_path, budget, took=4.0, seconds=lambda: 0.5) == 12
+    assert adapting._steps(tmp_path, budget, took=1.0, seconds=lambda: 0.1) == 12  # as it was written down
+
+
+def test_it_stops_where_nothing_gets_better(monkeypatch):
+    monkeypatch.setattr(distil, "RATE", 0.0)
+    monkeypatch.setattr(distil, "SCHEME_RATE", 0.0)
+    monkeypatch.setattr(distil, "PATIENCE", 3)
+    done = adapted(hf_models.make("bert"), budget="20steps")
+    assert len(done.looks) == 4  # one, and three that are no better
+
+
+def test_what_cannot_be_done_is_refused():
+    with pytest.raises(ValueError, match="train must be one of scheme, all"):
+        adapted(hf_models.make("bert"), train="some")
+    with pytest.raises(ValueError, match="--budget must look like"):
+        adapted(hf_models.make("bert"), budget="soon")
+    with pytest.raises(ValueError, match="get_encoder"):
+        adapted(hf_models.make("t5"))
+
+
+def test_a_scheme_without_parameters_is_adapted_by_the_other_weights():
+    done = adapted(hf_models.make("llama", AutoModelForCausalLM), "nope", train="scheme", budget="4steps")
+    assert done.looks == []  # there is nothing to train
+    done = adapted(hf_models.make("llama", AutoModelForCausalLM), "nope", budget="60steps")
+    assert done.rows[3].agreement > done.rows[1].agreement
+
+
+# ------------------------------------------------------------------------------------------------------- agreement
+
+
+def test_the_loss_is_what_it_says():
+    states, others = torch.randn(2, 3, 5, 4).unbind()
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
+    batch = {"attention_mask": mask}
+    vectors = [[], []]
+    near = far = 0.0
+    for row in range(3):
+        n = int(mask[row].sum())
+        means = [x[row, :n].mean(0) for x in (states, others)]
+        for side in (0, 1):
+            vectors[side].append(means[side] / means[side].norm())
+        near += float((states[row, :n] - others[row, :n]).square().sum())
+        far += float(states[row, :n].square().sum())
+    apart = sum(float((a - b).square().sum()) for a, b in zip(*vectors, strict=True)) / 3
+    assert float(States().loss(states, others, batch)) == pytest.approx(apart + 0.5 * near / far, rel=1e-5)
+    cosine = sum(float(a @ b) for a, b in zip(*vectors, strict=True))
+    assert States().measure(states, others, batch) == (pytest.approx(cosine, rel=1e-5), 3)
+
+
+def test_tokens_that_are_padded_or_not_masked_do_not_count():
+    kind = Tokens(mask_token=4)
+    batch = {"input_ids": torch.tensor([[7, 4, 8, 1]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
+    first, second = torch.randn(2, 1, 4, 9).unbind()
+    wanted = torch.nn.functional.kl_div(
+        second[0, 1].log_softmax(-1), first[0, 1].log_softmax(-1), log_target=True, reduction="sum"
+    )
+    torch.testing.assert_close(kind.loss(first, second, batch), wanted)
+    assert kind.measure(first, first, batch) == (1.0, 1)
+    hidden = kind.prepare({"input_ids": torch.full((40, 50), 7), "attention_mask": torch.ones(40, 50).long()}, seed=0)
+    assert float((hidden["input_ids"] == 4).double().mean()) == pytest.approx(0.15, abs=0.02)
+
+
+def test_models_that_say_tokens_are_held_to_what_they_say():
+    assert isinstance(agreement_for(hf_models.make("bert"), TOKENS, causal=False), States)
+    assert isinstance(agreement_for(hf_models.make("gpt2", AutoModelForCausalLM), TOKENS, causal=True), Tokens)
+    masked = agreement_for(hf_models.make("bert", AutoModelForMaskedLM), TOKENS, causal=False)
+    assert masked.mask_token == 4
+
+
+def test_steps_in_units_are_those_of_a_rate_for_each_number():
+    start, unit = torch.randn(6), torch.tensor([1.0, 0.1, 10, 1, 2, 0.5])
+    ours = torch.nn.Parameter(start.clone())
+    optimizer = distil.InUnits([ours], lr=0.01, weight_decay=0.0)
+    optimizer.units = {ours: unit}
+    theirs = [torch.nn.Parameter(value.clone()) for value in start]
+    plain = torch.optim.AdamW(
+        [{"params": [p], "lr": 0.01 * float(u)} for p, u in zip(theirs, unit, strict=True)], weight_decay=0.0
+    )
+    for number in range(5):
+        gradient = torch.randn(6)
+        ours.grad = gradient.clone()
+        for p, g in zip(theirs, gradient, strict=True):
+            p.grad = g.clone()
+        optimizer.step()
+        plain.step()
+        torch.testing.assert_close(ours.data, torch.stack([p.data for p in theirs]), msg=f"step {number}")
+
+
+# -------------------------------------------------------------------------------------------------- long documents
+
+
+class Bag(torch.nn.Module):
+    """States that say which token it is, and nothing else."""
+
+    device = torch.device("cpu")
+
+    @property
+    def base_model(self):
+        return self
+
+    def forward(self, input_ids):
+        states = torch.nn.functional.one_hot(input_ids, 60).float()
+        states[..., :5] = 0  # special tokens say nothing
+        return type("Output", (), {"last_hidden_state": states})
+
+
+def document(word: int, sentences: int = 40) -> str:
+    """Its own word comes only after the beginning."""
+    common = "w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16 w17 w18 w19 w20 w21. "
+    own = f"w{word} w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16 w17 w18 w19 w20 w{word}. "
+    return common * 4 + own * sentences
+
+
+def test_a_sentence_from_the_end_is_found_by_who_reads_to_the_end():
+    task = Sentences(TOKENS, [document(word) for word in range(30, 40)], length=512, limit=64, each=3)
+    assert len(task.documents) == 10
+    assert len(task.queries) == 30
+    assert all(len(query) == 17 for query, _ in task.queries)
+    assert all(len(ids) == 510 for ids in task.documents)
+    assert task.accuracy(Bag(), "whole") == 1.0
+    assert task.accuracy(Bag(), "chunked") == 1.0
+    assert task.accuracy(Bag(), "truncated") == pytest.approx(0.1)  # all documents begin alike
+
+
+def test_sentences_that_are_looked_for_are_not_in_the_document():
+    task = Sentences(TOKENS, [document(word, 20) for word in (30, 31)], length=2048, limit=64, each=3)
+    assert [sum(token == word for token in ids) for ids, word in zip(task.documents, (30, 31), strict=True)] == [34, 34]
+
+
+def test_documents_must_be_long():
+    with pytest.raises(ValueError, match="at least 2 documents"):
+        Sentences(TOKENS, ["w5 w6. " * 20] * 5)
+
+
+def test_articles_of_wikitext():
+    text = "\n = One = \n\n Some words . \n = = Part = = \n More . \n = Two = \n\n Others . \n"
+    assert [article.split() for article in articles(text)] == [
+        ["Some", "words", ".", "=", "=", "Part", "=", "=", "More", "."],
+        ["Others", "."],
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command_ends_with_a_table(tmp_path):
+    path = bert.save(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("\n".join(words.text()))
+    rows = ["index\tsentence1\tsentence2\tscore", *(f"{n}\tw{n} w6 w7\tw{2 * n} w9\t{n % 5}" for n in range(8, 20))]
+    (tmp_path / "STS-B").mkdir()
+    (tmp_path / "STS-B" / "dev.tsv").write_text("\n".join(rows) + "\n")
+    command = ["adapt", path, "tisa:kernels=2", "--text", str(tmp_path / "text.txt"), "-o", str(tmp_path / "out"),
+               "--budget", "3steps", "--eval", f"stsb:{tmp_path / 'STS-B'}"]  # fmt: skip
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 0, found.output
+    for state in ("original", "silenced", "fitted", "adapted"):
+        assert state in found.output
+    assert locant.load(tmp_path / "out") is not None
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 2
+    assert "is done" in again.output
+
+
+@pytest.mark.parametrize(
+    ("change", "words_"),
+    [
+        ({"--eval": "glue"}, "--eval must be one of stsb, sentences, clm, mlm"),
+        ({"--eval": "stsb"}, "stsb:PATH"),
+        ({"--eval": "clm"}, "foretells no tokens"),
+        ({"--text": "nowhere.txt"}, "no file or folder nowhere.txt"),
+        ({"--train": "none"}, "train must be one of"),
+    ],
+)
+def test_the_command_says_what_is_wrong(tmp_path, change, words_):
+    path = bert.save(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("\n".join(words.text()))
+    options = {"--text": str(tmp_path / "text.txt"), "-o": str(tmp_path / "out"), "--budget": "1steps", **change}
+    found = CliRunner().invoke(app, ["adapt", path, "alibi", *(x for pair in options.items() for x in pair)])
+    assert found.exit_code == 2
+    assert words_ in " ".join(found.output.split())
+
+
+def test_pooled_vectors_have_length_1():
+    states, mask = torch.randn(3, 5, 4), torch.tensor([[1, 1, 1, 0, 0]] * 3)[..., None]
+    torch.testing.assert_close(pooled(states, mask).norm(dim=-1), torch.ones(3))
