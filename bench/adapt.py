@@ -23,7 +23,8 @@ from locant.experiments.run import quiet
 
 RESULTS = Path(__file__).parent / "results" / "adapt.csv"
 SPECS = ["tisa:kernels=5", "tisa:kernels=1", "tisa:kernels=3", "tisa:kernels=10", "toeplitz", "t5", "alibi",
-         "alibi:slopes=learned", "kerple", "fire", "shaw", "huang1", "huang2", "huang3", "huang4", "rope", "nope"]  # fmt: skip
+         "alibi:slopes=learned", "kerple", "fire", "shaw", "huang1", "huang2", "huang3", "huang4", "rope",
+         "nope"]  # fmt: skip
 FIELDS = ["spec", "train", "budget", "seed", "state", "agreement", "stsb", "explained", "parameters", "steps",
           "seconds", "threads"]  # fmt: skip
 

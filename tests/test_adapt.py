@@ -17,6 +17,7 @@ import locant
 from locant.adaptation import adapting, distil
 from locant.adaptation.agreement import States, Tokens, agreement_for, pooled
 from locant.adaptation.documents import Sentences, articles
+from locant.adaptation.windows import Windows
 from locant.cli import app
 from tests import bert, hf_models, words
 
@@ -196,7 +197,7 @@ def test_tokens_that_are_padded_or_not_masked_do_not_count():
         second[0, 1].log_softmax(-1), first[0, 1].log_softmax(-1), log_target=True, reduction="sum"
     )
     torch.testing.assert_close(kind.loss(first, second, batch), wanted)
-    assert kind.measure(first, first, batch) == (1.0, 1)
+    assert kind.measure(kind.keep(first), first, batch) == (1.0, 1)
     hidden = kind.prepare({"input_ids": torch.full((40, 50), 7), "attention_mask": torch.ones(40, 50).long()}, seed=0)
     assert float((hidden["input_ids"] == 4).double().mean()) == pytest.approx(0.15, abs=0.02)
 
@@ -324,3 +325,49 @@ def test_the_command_says_what_is_wrong(tmp_path, change, words_):
 def test_pooled_vectors_have_length_1():
     states, mask = torch.randn(3, 5, 4), torch.tensor([[1, 1, 1, 0, 0]] * 3)[..., None]
     torch.testing.assert_close(pooled(states, mask).norm(dim=-1), torch.ones(3))
+
+
+# ------------------------------------------------------------------------------------------------------- windows
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("count", [1, 13, 14, 15, 20, 21, 22, 27, 28, 29, 100, 333])
+def test_windows_keep_every_token_once_and_with_what_is_around_it(causal, count):
+    windows = Windows(TOKENS, 16, causal=causal)
+    pieces = windows.pieces(count)
+    kept = [token for start, end, first, last in pieces for token in range(first, last)]
+    assert kept == list(range(count))
+    for start, end, first, last in pieces:
+        assert 0 <= start <= first <= last <= end <= count
+        assert end - start == min(count, 14)
+        for token in range(first, last):
+            assert token - start >= min(token, 3)  # something before it, or the beginning of the text
+            assert causal or end - 1 - token >= min(count - 1 - token, 3)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_a_long_text_is_read_in_windows(kind):
+    model = hf_models.make(kind)
+    windows = Windows(TOKENS, 16, causal=kind == "gpt2")
+    ids = torch.cat([torch.tensor([0]), words.rows(1, 33)[0], torch.tensor([2])])[None]
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def outputs(short):
+        assert short["input_ids"].shape[1] <= 16
+        return hf_models.output(model, **short)
+
+    found = windows.read(outputs, batch)
+    assert found.shape[:2] == (1, 35)
+    for start, end, first, last in windows.pieces(33):
+        alone = hf_models.output(model, input_ids=torch.cat([ids[:, :1], ids[:, 1 + start : 1 + end], ids[:, -1:]], 1))
+        torch.testing.assert_close(
+            found[0, 1 + first : 1 + last], alone[0, 1 + first - start : 1 + last - start], rtol=1e-4, atol=1e-5
+        )
+    short = {"input_ids": ids[:, :16], "attention_mask": torch.ones_like(ids[:, :16])}
+    torch.testing.assert_close(windows.read(outputs, short), outputs(short))
+
+
+def test_a_model_is_adapted_past_its_length():
+    done = adapted(hf_models.make("bert"), "alibi", length=128, budget="20steps")  # it had 40 positions
+    assert done.model(input_ids=words.rows(1, 128)).last_hidden_state.isfinite().all()
+    assert done.rows[3].agreement > done.rows[2].agreement

@@ -1,4 +1,4 @@
-"""Models of llama2.c say in transformers what they say in C: a forward pass in numpy, written from run.c's equations."""
+"""Models of llama2.c say in transformers what they say in C: a forward pass in numpy, written from its equations."""
 
 import lzma
 import struct
@@ -94,10 +94,10 @@ def test_packed_files_and_files_that_are_none(tmp_path):
         file.write(data)
     assert llama2c.load_model(tmp_path / "model.bin.xz").config.max_position_embeddings == LENGTH
     (tmp_path / "short.bin").write_bytes(data[:-4])
-    with pytest.raises(ValueError, match="by its header a model of llama2.c has"):
+    with pytest.raises(ValueError, match=r"by its header a model of llama2\.c has"):
         llama2c.load_model(tmp_path / "short.bin")
     (tmp_path / "none.bin").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="no model of llama2.c"):
+    with pytest.raises(ValueError, match=r"no model of llama2\.c"):
         llama2c.load_model(tmp_path / "none.bin")
 
 

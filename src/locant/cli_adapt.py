@@ -24,6 +24,7 @@ def adapt(
         list[str] | None,
         typer.Option("--eval", help="stsb:FOLDER, sentences:FILE, clm or mlm; may be given several times."),
     ] = None,
+    length: Annotated[int, typer.Option(help="Tokens of the longest sequences; may be more than it reads now.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed of the text's order and of the scheme.")] = 0,
 ) -> None:
     """Another position scheme for a trained model, which keeps its quality and reads past its old length."""
@@ -33,8 +34,8 @@ def adapt(
         need()
         import locant
         from locant.adaptation import sample, scores
-        from locant.adaptation.adapting import LENGTH, held_out
         from locant.adaptation.adapting import adapt as run
+        from locant.adaptation.adapting import held_out
         from locant.experiments.run import quiet
 
         quiet()
@@ -42,8 +43,8 @@ def adapt(
             raise FileNotFoundError(f"there is no file or folder {text}")
         lines = sample.pieces(text)
         loaded = locant.load(model)
-        length = sample.longest(loaded, LENGTH)
-        tasks = {each: scores.score(each, held_out(lines), length) for each in evaluate or []}
+        readable = sample.longest(loaded, length)
+        tasks = {each: scores.score(each, held_out(lines), readable) for each in evaluate or []}
         bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[near]}"),
                        TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)  # fmt: skip
         with bar:
@@ -54,7 +55,7 @@ def adapt(
 
             done = run(
                 loaded, spec, lines, budget=budget, train=train, tokenizer=sample.tokenizer_of(loaded), out=out,
-                scores=tasks, seed=seed, say=lambda stage: bar.update(job, description=stage), look=look,
+                scores=tasks, length=length, seed=seed, say=lambda stage: bar.update(job, description=stage), look=look,
             )  # fmt: skip
     console.print(
         f"{done.fit.explained:.0%} of what position did in attention is explained by the fit", highlight=False

@@ -27,19 +27,20 @@ from torch import Tensor
 
 from locant.adaptation import card, sample
 from locant.adaptation.agreement import Agreement, Batch, agree, agreement_for
-from locant.adaptation.distil import Look, Steps, distil, frozen, seconds_of_a_step
+from locant.adaptation.distil import Look, Original, Steps, distil, frozen, seconds_of_a_step
 from locant.adaptation.fitting import Fit, fit, silenced
 from locant.adaptation.sample import Sampler, Text
+from locant.adaptation.windows import Windows
 from locant.experiments import folder as files
 from locant.experiments.comparison import Budget
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LENGTH = 256
-"""Tokens of the longest sequences that are trained on."""
-HELD_OUT, ROWS = 20, 32
-"""One line in so many is kept to measure agreement on, with so many sequences of each length."""
+LENGTH, WINDOW = 256, 256
+"""Tokens of the longest sequences that are trained on, and how many the original reads of them at a time at most."""
+HELD_OUT, ROWS, TOKENS = 20, 32, 4096
+"""One line in so many is kept to measure agreement on: so many sequences, or tokens, of each length."""
 TRAIN = ("scheme", "all")
 FILE = "adapt.json"
 
@@ -85,7 +86,7 @@ class Measure:
     def row(self, state: str, model: PreTrainedModel) -> Row:
         from locant.hf.plan import evaluating
 
-        near = agree(self.kind, self.outputs, model, self.batches)
+        near = 1.0 if state == "original" else agree(self.kind, self.outputs, model, self.batches)
         with evaluating(model), torch.no_grad():
             scores = {name: score(model, self.tokenizer) for name, score in self.scores.items()}
         return Row(state, near, _position_parameters(model), scores)
@@ -113,28 +114,34 @@ def adapt(
     train     "scheme": the parameters of the scheme alone; "all": every weight.
     out       a folder to keep the model in; give it again after a kill to go on.
     scores    tasks to measure the model by in each of its states, by name.
-    length    tokens of the longest sequences that are trained on.
+    length    tokens of the longest sequences that are trained on. Where that is more than the original can read, it is
+              held to what the original says window by window (windows.py).
     """
     if train not in TRAIN:
         raise ValueError(f"train must be one of {', '.join(TRAIN)}, got {train!r}")
     wanted = Budget.parse(budget)
     tokenizer = sample.tokenizer_of(model, tokenizer)
-    longest, lines = sample.longest(model, length), sample.pieces(text)
+    lines = sample.pieces(text)
     learned = [line for number, line in enumerate(lines, 1) if number % HELD_OUT] or lines
-    kind = agreement_for(model, tokenizer, causal=sample.is_causal(model, tokenizer, lines))
-    rungs = sample.ladder(longest)
-    what = {"spec": spec, "model": model.name_or_path, "budget": budget, "train": train, "length": longest,
+    causal = sample.is_causal(model, tokenizer, lines)
+    kind = agreement_for(model, tokenizer, causal=causal)
+    windows = Windows(tokenizer, sample.longest(model, WINDOW), causal=causal)
+    rungs = sample.ladder(length)
+    what = {"spec": spec, "model": model.name_or_path, "budget": budget, "train": train, "length": length,
             "seed": seed, "lines": len(lines)}  # fmt: skip
     with _folder(out, what) as where:
-        original = frozen(model, shared=train == "scheme")
+        before = frozen(model, shared=train == "scheme")
+        original = Original(before, kind, windows)
         kept = Sampler(tokenizer, held_out(lines), seed=seed)
-        batches = [kind.prepare(_to(kept.batch(ROWS, rung), model), at) for at, rung in enumerate(rungs)]
-        with torch.no_grad():
-            outputs = [kind.outputs(original, batch) for batch in batches]
+        batches = [
+            kind.prepare(_to(kept.batch(max(2, min(ROWS, TOKENS // rung)), rung), model), at)
+            for at, rung in enumerate(rungs)
+        ]
+        outputs = [kind.keep(original.outputs(batch)) for batch in batches]
         measure = Measure(kind, batches, outputs, tokenizer, scores or {})
         say("the original")
-        rows = [measure.row("original", original)]
-        with silenced(model, longest):
+        rows = [measure.row("original", before)]
+        with silenced(model, windows.size):
             say("without positions")
             rows.append(measure.row("silenced", model))
         began = time.perf_counter()

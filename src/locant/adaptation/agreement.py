@@ -33,13 +33,17 @@ class Agreement(ABC):
 
     @abstractmethod
     def outputs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        """What is compared."""
+        """What is compared, [B, L, …]."""
 
     @abstractmethod
     def loss(self, original: Tensor, changed: Tensor, batch: Batch) -> Tensor: ...
 
+    def keep(self, outputs: Tensor) -> Tensor:
+        """What of the original's outputs has to be kept to measure by."""
+        return outputs
+
     @abstractmethod
-    def measure(self, original: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
+    def measure(self, kept: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
         """The sum of the agreement over what is counted, and how many that are."""
 
 
@@ -60,9 +64,9 @@ class States(Agreement):
         states = ((original - changed).square() * mask).sum() / (original.square() * mask).sum()
         return apart + self.tokens * states
 
-    def measure(self, original: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
-        mask = batch["attention_mask"][..., None].to(original.dtype)
-        cosine = (pooled(original, mask) * pooled(changed, mask)).sum(-1)
+    def measure(self, kept: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
+        mask = batch["attention_mask"][..., None].to(kept.dtype)
+        cosine = (pooled(kept, mask) * pooled(changed, mask)).sum(-1)
         return float(cosine.sum()), len(cosine)
 
 
@@ -96,9 +100,12 @@ class Tokens(Agreement):
         first, second = (x[kept].float().log_softmax(-1) for x in (original, changed))
         return F.kl_div(second, first, log_target=True, reduction="batchmean")
 
-    def measure(self, original: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
-        kept = self.counted(batch)
-        same = original[kept].argmax(-1) == changed[kept].argmax(-1)
+    def keep(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(-1)
+
+    def measure(self, kept: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
+        counted = self.counted(batch)
+        same = kept[counted] == changed[counted].argmax(-1)
         return float(same.sum()), len(same)
 
 
@@ -119,13 +126,13 @@ def pooled(states: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def agree(kind: Agreement, original: list[Tensor], model: PreTrainedModel, batches: list[Batch]) -> float:
-    """Over held-out batches, with the outputs of the original that were kept."""
+def agree(kind: Agreement, kept: list[Tensor], model: PreTrainedModel, batches: list[Batch]) -> float:
+    """Over held-out batches, with what was kept of the original's outputs."""
     from locant.hf.plan import evaluating
 
     total, count = 0.0, 0
     with evaluating(model):
-        for outputs, batch in zip(original, batches, strict=True):
+        for outputs, batch in zip(kept, batches, strict=True):
             found, number = kind.measure(outputs, kind.outputs(model, batch), batch)
             total, count = total + found, count + number
     return total / count

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from locant.adaptation.agreement import Agreement, Batch, agree
 from locant.adaptation.sample import Sampler
 from locant.adaptation.start import unit
+from locant.adaptation.windows import Windows
 from locant.experiments import folder as files
 from locant.schemes import Scheme
 
@@ -43,6 +44,17 @@ def frozen(model: PreTrainedModel, *, shared: bool) -> PreTrainedModel:
     if not shared:
         kept.requires_grad_(False)
     return kept
+
+
+class Original:
+    """What the changed model is held to: the frozen model, which reads long texts in windows."""
+
+    def __init__(self, model: PreTrainedModel, kind: Agreement, windows: Windows) -> None:
+        self.model, self.kind, self.windows = model, kind, windows
+
+    @torch.no_grad()
+    def outputs(self, batch: Batch) -> Tensor:
+        return self.windows.read(lambda short: self.kind.outputs(self.model, short), batch)
 
 
 class Steps(Dataset[Batch]):
@@ -87,7 +99,7 @@ class Look:
 
 
 def seconds_of_a_step(
-    student: PreTrainedModel, original: PreTrainedModel, kind: Agreement, sampler: Sampler, rungs: list[int]
+    student: PreTrainedModel, original: Original, kind: Agreement, sampler: Sampler, rungs: list[int]
 ) -> float:
     """Measured: a step at each length, the second time it is done."""
     total = 0.0
@@ -104,7 +116,7 @@ def seconds_of_a_step(
 
 def distil(
     student: PreTrainedModel,
-    original: PreTrainedModel,
+    original: Original,
     kind: Agreement,
     training: Steps,
     held_out: tuple[list[Batch], list[Tensor]],
@@ -190,10 +202,8 @@ def distil(
     return looks
 
 
-def _loss(student: PreTrainedModel, original: PreTrainedModel, kind: Agreement, batch: Batch) -> Tensor:
-    with torch.no_grad():
-        wanted = kind.outputs(original, batch)
-    return kind.loss(wanted, kind.outputs(student, batch), batch)
+def _loss(student: PreTrainedModel, original: Original, kind: Agreement, batch: Batch) -> Tensor:
+    return kind.loss(original.outputs(batch), kind.outputs(student, batch), batch)
 
 
 def _groups(student: PreTrainedModel) -> tuple[list[dict[str, Any]], dict[Tensor, Tensor | float]]:
