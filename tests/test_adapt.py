@@ -298,6 +298,7 @@ def test_the_command_ends_with_a_table(tmp_path):
     for state in ("original", "silenced", "fitted", "adapted"):
         assert state in found.output
     assert locant.load(tmp_path / "out") is not None
+    assert (tmp_path / "out" / "heads.png").stat().st_size > 10_000
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 2
     assert "is done" in again.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from locant.report.adaptation import draw
 from locant.terminal import console, plain_errors
 
 
@@ -63,6 +65,9 @@ def adapt(
     for notice in done.fit.notices:
         console.print(escape(notice), highlight=False)
     console.print(_table(done))
+    if find_spec("matplotlib") is not None:
+        draw(done, out / "heads.png")
+        console.print(f"heads before and after: {out / 'heads.png'}", markup=False, highlight=False)
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
 
 

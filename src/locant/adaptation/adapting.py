@@ -31,6 +31,7 @@ from locant.adaptation.distil import Look, Original, Steps, distil, frozen, seco
 from locant.adaptation.fitting import Fit, fit, silenced
 from locant.adaptation.sample import Sampler, Text
 from locant.adaptation.windows import Windows
+from locant.analysis.distance import Layer, by_distance
 from locant.experiments import folder as files
 from locant.experiments.comparison import Budget
 
@@ -41,6 +42,8 @@ LENGTH, WINDOW = 256, 256
 """Tokens of the longest sequences that are trained on, and how many the original reads of them at a time at most."""
 HELD_OUT, ROWS, TOKENS = 20, 32, 4096
 """One line in so many is kept to measure agreement on: so many sequences, or tokens, of each length."""
+LOOKED_AT = 8
+"""Sequences for the curves of the heads."""
 TRAIN = ("scheme", "all")
 FILE = "adapt.json"
 
@@ -67,6 +70,7 @@ class Adapted:
     measure: str  # what agreement is
     rows: list[Row]
     fit: Fit
+    curves: dict[str, list[Layer]]  # attention by distance, in each state
     looks: list[Look] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -82,10 +86,13 @@ class Measure:
     outputs: list[Tensor]  # of the original
     tokenizer: Any
     scores: Mapping[str, Score]
+    ids: Tensor  # a few sequences to look at attention with
+    curves: dict[str, list[Layer]] = field(default_factory=dict)
 
     def row(self, state: str, model: PreTrainedModel) -> Row:
         from locant.hf.plan import evaluating
 
+        self.curves[state] = by_distance(model, self.ids)
         near = 1.0 if state == "original" else agree(self.kind, self.outputs, model, self.batches)
         with evaluating(model), torch.no_grad():
             scores = {name: score(model, self.tokenizer) for name, score in self.scores.items()}
@@ -138,7 +145,8 @@ def adapt(
             for at, rung in enumerate(rungs)
         ]
         outputs = [kind.keep(original.outputs(batch)) for batch in batches]
-        measure = Measure(kind, batches, outputs, tokenizer, scores or {})
+        ids = kept.rows(LOOKED_AT, min(64, windows.size)).to(model.device)
+        measure = Measure(kind, batches, outputs, tokenizer, scores or {}, ids)
         say("the original")
         rows = [measure.row("original", before)]
         with silenced(model, windows.size):
@@ -159,7 +167,7 @@ def adapt(
                 looks = distil(model, original, kind, training, (batches, outputs), out=where, seed=seed,
                                look=lambda found: look(found, steps))  # fmt: skip
         rows.append(measure.row("adapted", model))
-        done = Adapted(model, spec, kind.name, rows, found, looks)
+        done = Adapted(model, spec, kind.name, rows, found, measure.curves, looks)
         if out is not None:
             _keep(done, tokenizer, where)
     return done

@@ -1,7 +1,7 @@
 """What a model says of a text that is longer than it can read: window by window, each seen with what is around it.
 
 The tokens between the model's special ones are cut into windows that overlap by half, and each window gets the special
-tokens. Of a window of an encoder the middle half is kept, of a causal model the second half, where there is most to see;
+tokens. Of a window of an encoder the middle half is kept, of a causal model the second, where there is most to see;
 of the first and the last window also what no other has.
 """
 
