@@ -64,7 +64,7 @@ def test_what_is_said_of_a_head_is_true(spec):
     plain = hf_models.make("bert", attn_implementation="eager")
     model = hf_models.make("bert")
     found = fitted(model, spec)
-    rows = fitting._batches(hf_models.make("bert"), Sampler(TOKENS, words.text()), 32)
+    rows = fitting._batches(hf_models.make("bert"), Sampler(TOKENS, words.text()), 32, fitting.TOKENS)
     total, queries = torch.zeros(4, dtype=torch.float64), 0
     with torch.no_grad():
         for ids in rows:

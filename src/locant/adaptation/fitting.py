@@ -82,6 +82,7 @@ def fit(
     *,
     tokenizer: Any = None,
     length: int = LENGTH,
+    tokens: int = TOKENS,
     seed: int = 0,
     say: Callable[[str], None] = lambda stage: None,
 ) -> Fit:
@@ -89,13 +90,14 @@ def fit(
 
     text      prose: a string or a list of strings, or a pathlib.Path of a file or folder. A few thousand words will do.
     length    tokens of the longest sequences that are looked at.
+    tokens    how many of them are looked at, at each length.
     """
     from locant.hf.plan import plan_of
     from locant.hf.swapping import swap
 
     if plan_of(model) is not None:
         raise ValueError("this model has been swapped already; fit a model that has its own positions")
-    batches = _batches(model, sample.Sampler(sample.tokenizer_of(model, tokenizer), text, seed=seed), length)
+    batches = _batches(model, sample.Sampler(sample.tokenizer_of(model, tokenizer), text, seed=seed), length, tokens)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
@@ -105,12 +107,12 @@ def fit(
         raise
 
 
-def _batches(model: PreTrainedModel, sampler: sample.Sampler, length: int) -> list[Tensor]:
+def _batches(model: PreTrainedModel, sampler: sample.Sampler, length: int, tokens: int) -> list[Tensor]:
     """Sequences of every length of the ladder, as many tokens of each: [B, L] without padding."""
     rungs = sample.ladder(sample.longest(model, length))
     config: Any = model.config
     weights = 4 * config.num_hidden_layers * config.num_attention_heads  # bytes for a pair of tokens
-    tokens = min(TOKENS, MEMORY // weights // sum(rungs))
+    tokens = min(tokens, MEMORY // weights // sum(rungs))
     return [
         rows.to(model.device)
         for rung in rungs
@@ -145,11 +147,12 @@ def _fit(model: PreTrainedModel, spec: str, batches: list[Tensor], say: Callable
         passes = 2 if len(goal) > len(batches) else 1  # ALBERT's layers share one attention: all of it, twice
         for _ in range(passes):
             requests = _requests(model, name, batches, len(goal) // len(batches))
-            silenced = _divergence(None, requests, goal)
+            silenced = _cross_entropy(None, requests, goal)
             fitted = _set(scheme, requests, goal, own)
+        least = _entropy(goal)
         found.heads += [
             HeadFit(number, head, *pair)
-            for head, pair in enumerate(zip(silenced.tolist(), fitted.tolist(), strict=True), 1)
+            for head, pair in enumerate(zip((silenced - least).tolist(), (fitted - least).tolist(), strict=True), 1)
         ]
     if not any(True for _, scheme, _ in layers for _ in scheme.parameters()):
         found.notices.append(
@@ -189,10 +192,10 @@ def _leave(model: PreTrainedModel, first: Tensor, rest: Tensor) -> None:
 
 
 def _set(scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Scheme) -> Tensor:
-    """[H] the divergence that is left when the parameters of a scheme have been set."""
+    """[H] the cross-entropy when the parameters of a scheme have been set to make it small."""
     parameters = [parameter for parameter in scheme.parameters() if parameter.requires_grad]
     if not parameters:
-        return _divergence(scheme, requests, goal)
+        return _cross_entropy(scheme, requests, goal)
     start(scheme, requests, goal, own)
     # L-BFGS in units in which every parameter is about 1: the widths of TISA's bumps range over four decades.
     units = [unit(scheme, name) for name, parameter in scheme.named_parameters() if parameter.requires_grad]
@@ -208,7 +211,7 @@ def _set(scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Schem
         put()
         scheme.zero_grad()
         with torch.enable_grad():
-            loss = _divergence(scheme, requests, goal).sum()
+            loss = _cross_entropy(scheme, requests, goal).sum()
         for parameter, value, size in zip(parameters, scaled, units, strict=True):
             value.grad = torch.zeros_like(value) if parameter.grad is None else parameter.grad * size
         return loss
@@ -216,20 +219,29 @@ def _set(scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Schem
     optimizer.step(closure)
     put()
     scheme.zero_grad()
-    return _divergence(scheme, requests, goal)
+    return _cross_entropy(scheme, requests, goal)
 
 
-def _divergence(scheme: Scheme | None, requests: list[Request], goal: list[Tensor]) -> Tensor:
-    """[H] the mean over queries of KL(p ‖ softmax(ℓ)). Where gradients are on, they are added up batch by batch."""
+def _cross_entropy(scheme: Scheme | None, requests: list[Request], goal: list[Tensor]) -> Tensor:
+    """[H] the mean over queries of −Σ p ln softmax(ℓ): the divergence KL(p ‖ softmax(ℓ)) and the entropy of p.
+
+    Where gradients are on, they are added up batch by batch.
+    """
     queries = sum(p.shape[0] * p.shape[2] for p in goal)
     total: Tensor = torch.zeros(goal[0].shape[1], device=goal[0].device)
     for request, p in zip(requests, goal, strict=True):
         log = _log_weights(request, scheme).masked_fill(p == 0, 0.0)  # −∞ where nothing is seen: it counts for nothing
-        loss = (torch.xlogy(p, p) - p * log).sum((0, 2, 3)) / queries
+        loss = -(p * log).sum((0, 2, 3)) / queries
         if torch.is_grad_enabled():
             loss.sum().backward()
         total = total + loss.detach()
     return total
+
+
+def _entropy(goal: list[Tensor]) -> Tensor:
+    """[H] the mean over queries of −Σ p ln p: what no scheme gets below."""
+    queries = sum(p.shape[0] * p.shape[2] for p in goal)
+    return -torch.stack([torch.xlogy(p, p).sum((0, 2, 3)) for p in goal]).sum(0) / queries
 
 
 def _log_weights(request: Request, scheme: Scheme | None) -> Tensor:
