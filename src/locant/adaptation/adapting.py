@@ -7,11 +7,13 @@ metrics.jsonl      how near the model is to the original, as training goes on
 checkpoint-N/      where one that was killed goes on; gone when it is done
 model.safetensors  the adapted model, which `locant.load` opens, with its tokenizer
 README.md          the model card: before and after
+heads.png          where heads look, before and after (`locant adapt` draws it)
 DONE
 """
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 import time
@@ -27,13 +29,14 @@ from torch import Tensor
 
 from locant.adaptation import card, sample
 from locant.adaptation.agreement import Agreement, Batch, agree, agreement_for
-from locant.adaptation.distil import Look, Original, Steps, distil, frozen, seconds_of_a_step
+from locant.adaptation.distil import Look, Original, Steps, distil, frozen, seconds_of_a_step, to
 from locant.adaptation.fitting import Fit, fit, silenced
 from locant.adaptation.sample import Sampler, Text
 from locant.adaptation.windows import Windows
 from locant.analysis.distance import Layer, by_distance
 from locant.experiments import folder as files
 from locant.experiments.comparison import Budget
+from locant.hf.swapping import swap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,6 +75,11 @@ class Adapted:
     fit: Fit
     curves: dict[str, list[Layer]]  # attention by distance, in each state
     looks: list[Look] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Steps that were trained."""
+        return self.looks[-1].step if self.looks else 0
 
     def __str__(self) -> str:
         return card.table(self.measure, self.rows)
@@ -116,6 +124,8 @@ def adapt(
 ) -> Adapted:
     """Gives a model another position scheme, in place, and lets it learn to be what it was.
 
+    Where it fails or is stopped, the model is put back as it was.
+
     text      prose without labels: a string, a list of strings, or a pathlib.Path of a file or folder.
     budget    time or steps: 10min, 90s, 500steps. Time is that of fitting and training.
     train     "scheme": the parameters of the scheme alone; "all": every weight.
@@ -127,55 +137,80 @@ def adapt(
     if train not in TRAIN:
         raise ValueError(f"train must be one of {', '.join(TRAIN)}, got {train!r}")
     wanted = Budget.parse(budget)
+    sample.check(model, spec)
     tokenizer = sample.tokenizer_of(model, tokenizer)
     lines = sample.pieces(text)
-    learned = [line for number, line in enumerate(lines, 1) if number % HELD_OUT] or lines
     causal = sample.is_causal(model, tokenizer, lines)
     kind = agreement_for(model, tokenizer, causal=causal)
-    windows = Windows(tokenizer, sample.longest(model, WINDOW), causal=causal)
-    rungs = sample.ladder(length)
+    swap(swap(model, spec), "native")  # whatever is wrong with the scheme, it is said now
     what = {"spec": spec, "model": model.name_or_path, "budget": budget, "train": train, "length": length,
             "seed": seed, "lines": len(lines)}  # fmt: skip
     with _folder(out, what) as where:
         before = frozen(model, shared=train == "scheme")
-        original = Original(before, kind, windows)
-        kept = Sampler(tokenizer, held_out(lines), seed=seed)
-        batches = [
-            kind.prepare(_to(kept.batch(max(2, min(ROWS, TOKENS // rung)), rung), model), at)
-            for at, rung in enumerate(rungs)
-        ]
-        outputs = [kind.keep(original.outputs(batch)) for batch in batches]
-        ids = kept.rows(LOOKED_AT, min(64, windows.size)).to(model.device)
-        measure = Measure(kind, batches, outputs, tokenizer, scores or {}, ids)
-        say("the original")
-        rows = [measure.row("original", before)]
-        with silenced(model, windows.size):
-            say("without positions")
-            rows.append(measure.row("silenced", model))
-        began = time.perf_counter()
-        found = fit(model, spec, learned, tokenizer=tokenizer, seed=seed, say=say)
-        took = time.perf_counter() - began
-        rows.append(measure.row("fitted", model))
-        sampler = Sampler(tokenizer, learned, seed=seed + 1)
-        with _only(model, train) as anything:
-            looks = []
-            if anything:
-                say("timing a step")
-                steps = _steps(where, wanted, took, lambda: seconds_of_a_step(model, original, kind, sampler, rungs))
-                training = Steps(Sampler(tokenizer, learned, seed=seed + 1), kind, rungs, steps, seed)
-                say("learning from the original")
-                looks = distil(model, original, kind, training, (batches, outputs), out=where, seed=seed,
-                               look=lambda found: look(found, steps))  # fmt: skip
-        rows.append(measure.row("adapted", model))
-        done = Adapted(model, spec, kind.name, rows, found, measure.curves, looks)
-        if out is not None:
-            _keep(done, tokenizer, where)
+        try:
+            # Whole, where the original can read it; else in windows.
+            window = length if sample.longest(model, length) == length else sample.longest(model, WINDOW)
+            original = Original(before, kind, Windows(tokenizer, window, causal=causal))
+            rungs = sample.ladder(length)
+            measure = _measure(original, Sampler(tokenizer, held_out(lines), seed=seed), rungs, tokenizer, scores or {})
+            say("the original")
+            rows = [measure.row("original", before)]
+            with silenced(model, window):
+                say("without positions")
+                rows.append(measure.row("silenced", model))
+            began = time.perf_counter()
+            found = fit(model, spec, trained_on(lines), tokenizer=tokenizer, seed=seed, say=say)
+            took = time.perf_counter() - began
+            rows.append(measure.row("fitted", model))
+            looks: list[Look] = []
+            with _only(model, train) as anything:
+                if anything:
+                    say("timing a step")
+                    sampler = Sampler(tokenizer, trained_on(lines), seed=seed + 1)
+                    steps = _steps(
+                        where, what, wanted, took, lambda: seconds_of_a_step(model, original, sampler, rungs)
+                    )
+                    sampler = Sampler(tokenizer, trained_on(lines), seed=seed + 1)
+                    say("learning from the original")
+                    looks = distil(
+                        model, original, Steps(sampler, kind, rungs, steps, seed), (measure.batches, measure.outputs),
+                        out=where, keep=out is not None, seed=seed, look=lambda found: look(found, steps),
+                    )  # fmt: skip
+            rows.append(measure.row("adapted", model))
+            done = Adapted(model, spec, kind.name, rows, found, measure.curves, looks)
+            if out is not None:
+                _keep(done, tokenizer, where, what)
+        except BaseException:  # also Ctrl-C: a model that is half changed must not be taken for the original
+            swap(model, "native")
+            if train == "all":
+                model.load_state_dict(before.state_dict())
+            raise
     return done
 
 
 def held_out(lines: list[str]) -> list[str]:
-    """Lines that are not trained on."""
-    return lines[HELD_OUT - 1 :: HELD_OUT] or lines
+    """Lines that are not trained on: one in twenty, or the last; of one line, this line."""
+    return lines[HELD_OUT - 1 :: HELD_OUT] or lines[-1:]
+
+
+def trained_on(lines: list[str]) -> list[str]:
+    """The others."""
+    if len(lines) < HELD_OUT:
+        return lines[:-1] or lines
+    return [line for number, line in enumerate(lines, 1) if number % HELD_OUT]
+
+
+def _measure(
+    original: Original, sampler: Sampler, rungs: list[int], tokenizer: Any, scores: Mapping[str, Score]
+) -> Measure:
+    kind, model = original.kind, original.model
+    batches = [
+        kind.prepare(to(sampler.batch(max(2, min(ROWS, TOKENS // rung)), rung), model), number)
+        for number, rung in enumerate(rungs)
+    ]
+    outputs = [kind.keep(original.outputs(batch)) for batch in batches]
+    ids = sampler.rows(LOOKED_AT, min(64, original.windows.size)).to(model.device)
+    return Measure(kind, batches, outputs, tokenizer, scores, ids)
 
 
 @contextmanager
@@ -183,31 +218,32 @@ def _folder(out: Path | str | None, what: dict[str, Any]) -> Iterator[Path]:
     """The folder of an adaptation, held by this process; a passing one where none was asked for."""
     if out is None:
         with tempfile.TemporaryDirectory() as name:
-            files.write_json(Path(name) / FILE, what)
             yield Path(name)
         return
     where = Path(out)
-    if where.is_dir() and any(where.iterdir()) and not (where / FILE).exists():
-        raise ValueError(f"{where} holds something else; name a new folder")
+    if where.exists() and not where.is_dir():
+        raise ValueError(f"{where} is a file; name a folder")
+    if where.is_dir() and not (where / FILE).exists():
+        # Hidden ones are our lock, and what a process left that was killed while it wrote.
+        others = sorted(path.name for path in where.iterdir() if not path.name.startswith("."))
+        if others:
+            raise ValueError(f"{where} holds something else ({', '.join(others[:3])}); name a new folder")
     with files.held(where):
         if (where / files.DONE).exists():
-            raise ValueError(
-                f"{where} holds an adaptation that is done; open it with locant.load, or name a new folder"
-            )
-        if (where / FILE).exists():
-            there = files.read_json(where / FILE)
+            raise ValueError(f"the adaptation in {where} is done; open it with locant.load, or name a new folder")
+        there = files.read_json(where / FILE) if (where / FILE).exists() else {}
+        if "steps" in there:  # before that nothing is lost
             other = [f"{key}: {there.get(key)!r} there, {value!r} now" for key, value in what.items()
                      if there.get(key) != value]  # fmt: skip
             if other:
                 raise ValueError(f"{where} holds another adaptation ({'; '.join(other)}); name a new folder")
-        else:
-            files.write_json(where / FILE, what)
+            what["steps"] = there["steps"]
+        files.write_json(where / FILE, what)
         yield where
 
 
-def _steps(where: Path, wanted: Budget, took: float, seconds: Callable[[], float]) -> int:
+def _steps(where: Path, what: dict[str, Any], wanted: Budget, took: float, seconds: Callable[[], float]) -> int:
     """Steps of a training: as many as fit into what is left of the time, found once and written down."""
-    what = files.read_json(where / FILE)
     if "steps" not in what:
         left = max(0.0, (wanted.seconds or 0.0) - took)
         what["steps"] = wanted.steps or max(1, int(left / seconds()))
@@ -241,17 +277,16 @@ def _position_parameters(model: PreTrainedModel) -> int:
     return sum(weight.numel() for weight in {w for scheme in schemes for w in scheme.parameters()})
 
 
-def _to(batch: Batch, model: PreTrainedModel) -> Batch:
-    return {name: value.to(model.device) for name, value in batch.items()}
+def _keep(done: Adapted, tokenizer: Any, where: Path, what: dict[str, Any]) -> None:
+    from locant.hf.plan import ANY_LENGTH
 
-
-def _keep(done: Adapted, tokenizer: Any, where: Path) -> None:
     done.model.save_pretrained(where)
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.model_max_length = getattr(done.model.config, "max_position_embeddings", ANY_LENGTH)
     tokenizer.save_pretrained(where)
-    what = files.read_json(where / FILE)
-    what["table"] = [vars(row) for row in done.rows]
-    what["heads"] = [{**vars(head), "explained": head.explained} for head in done.fit.heads]
-    files.write_json(where / FILE, what)
+    table = [vars(row) for row in done.rows]
+    heads = [{**vars(head), "explained": head.explained} for head in done.fit.heads]
+    files.write_json(where / FILE, {**what, "table": table, "heads": heads})
     files.write(where / "README.md", card.card(done, what))
     files.write(where / files.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
     for checkpoint in where.glob("checkpoint-*"):

@@ -9,11 +9,14 @@ say tokens    loss = KL(p ‖ p′)                                       agreem
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from locant.analysis.text import special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,6 +29,8 @@ class Agreement(ABC):
     """What of a model's outputs has to stay as it was."""
 
     name: str
+    rate = 3e-5
+    """The learning rate of the weights: post-norm encoders, already trained, do not stand more."""
 
     def prepare(self, batch: Batch, seed: int) -> Batch:
         """What both models read."""
@@ -75,14 +80,16 @@ class Tokens(Agreement):
 
     name = "same first token"
 
-    def __init__(self, mask_token: int | None = None) -> None:
-        self.mask_token = mask_token
+    def __init__(self, mask_token: int | None = None, special: Collection[int] = ()) -> None:
+        self.mask_token, self.special = mask_token, torch.tensor(sorted(special), dtype=torch.long)
+        self.rate = 1e-4 if mask_token is None else Agreement.rate
 
     def prepare(self, batch: Batch, seed: int) -> Batch:
         if self.mask_token is None:
             return batch
         drawn = torch.rand(batch["input_ids"].shape, generator=torch.Generator().manual_seed(seed))
         hidden = (drawn < MASKED).to(batch["input_ids"].device) & batch["attention_mask"].bool()
+        hidden &= ~torch.isin(batch["input_ids"], self.special.to(hidden.device))
         return {**batch, "input_ids": batch["input_ids"].masked_fill(hidden, self.mask_token)}
 
     def outputs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -111,13 +118,22 @@ class Tokens(Agreement):
 
 def agreement_for(model: PreTrainedModel, tokenizer: Any, *, causal: bool) -> Agreement:
     """What matters for a model: what it says, where it says something, else its states."""
-    if model is model.base_model or model.get_output_embeddings() is None:
+    if not says_tokens(model):
         return States()
     if causal:
         return Tokens()
     if tokenizer.mask_token_id is None:
         raise ValueError(f"{type(model).__name__} foretells masked tokens, and its tokenizer has no mask token")
-    return Tokens(tokenizer.mask_token_id)
+    before, after = special_tokens(tokenizer)
+    return Tokens(tokenizer.mask_token_id, {*before, *after})
+
+
+def says_tokens(model: PreTrainedModel) -> bool:
+    """Whether the outputs of a model are scores of tokens."""
+    if model is model.base_model or model.get_output_embeddings() is None:
+        return False
+    with torch.no_grad():
+        return "logits" in model(input_ids=torch.tensor([[3, 4]], device=model.device))
 
 
 def pooled(states: Tensor, mask: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def card(done: Adapted, what: dict[str, Any]) -> str:
     """README.md of the folder."""
     name = what["model"] or type(done.model).__name__
     trained = "every weight" if what["train"] == "all" else "the parameters of the scheme alone"
-    steps, budget, seed, length = what.get("steps", 0), what["budget"], what["seed"], what["length"]
+    steps, budget, seed, length = done.steps, what["budget"], what["seed"], what["length"]
     return f"""---
 library_name: locant
 base_model: {name}

@@ -14,23 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from locant.adaptation.agreement import Agreement, Batch, agree
 from locant.adaptation.sample import Sampler
-from locant.adaptation.start import unit
+from locant.adaptation.start import units
 from locant.adaptation.windows import Windows
 from locant.experiments import folder as files
-from locant.schemes import Scheme
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOKENS = 1024
 """Tokens of a step."""
-RATE, SCHEME_RATE = 3e-5, 5e-3
-"""Learning rates of the model's weights and of the scheme, the latter in the units of `start.unit`."""
+SCHEME_RATE = 5e-3
+"""Learning rate of a scheme, in the units of `start.unit`."""
 LOOKS = 20
 """How often the agreement is measured, and a checkpoint written, in a training."""
 PATIENCE = 8
@@ -76,9 +75,14 @@ class Steps(Dataset[Batch]):
 
 
 class InUnits(torch.optim.AdamW):
-    """AdamW in which some parameters move in units of their own: Adam's steps have the size of the learning rate."""
+    """AdamW in which some parameters move in units of their own: Adam's steps have the size of the learning rate.
 
-    units: dict[Tensor, Tensor | float]
+    Nothing decays: a curve must not be pulled to zero.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], units: dict[nn.Parameter, Tensor | float]) -> None:
+        super().__init__(groups, weight_decay=0.0)
+        self.units = units
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -98,46 +102,51 @@ class Look:
     seconds: float
 
 
-def seconds_of_a_step(
-    student: PreTrainedModel, original: Original, kind: Agreement, sampler: Sampler, rungs: list[int]
-) -> float:
-    """Measured: a step at each length, the second time it is done."""
+def seconds_of_a_step(student: PreTrainedModel, original: Original, sampler: Sampler, rungs: list[int]) -> float:
+    """Measured: a step at each length, the second time it is done, with a rate of 0."""
+    groups, sizes = _groups(student, 0.0)
+    optimizer = InUnits([{**group, "lr": 0.0} for group in groups], sizes)
     total = 0.0
     for rung in rungs:
         for _ in range(2):
-            batch = kind.prepare(sampler.batch(max(1, TOKENS // rung), rung), 0)
+            batch = to(original.kind.prepare(sampler.batch(max(1, TOKENS // rung), rung), 0), student)
             start = time.perf_counter()
-            _loss(student, original, kind, batch).backward()
+            loss = _loss(student, original, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            loss.item()  # waits for a GPU
             took = time.perf_counter() - start
         total += took
-    student.zero_grad()
     return total / len(rungs)
 
 
 def distil(
     student: PreTrainedModel,
     original: Original,
-    kind: Agreement,
     training: Steps,
     held_out: tuple[list[Batch], list[Tensor]],
     *,
     out: Path,
+    keep: bool,
     seed: int,
     look: Callable[[Look], None] = lambda found: None,
 ) -> list[Look]:
-    """Trains those parameters of `student` that want a gradient; goes on where it was stopped."""
+    """Trains those parameters of `student` that want a gradient; goes on where it was stopped, if that was kept."""
     import transformers
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    steps = len(training)
+    kind, steps = original.kind, len(training)
     every = max(1, steps // LOOKS)
     out.mkdir(parents=True, exist_ok=True)
     last = files.last_checkpoint(out)
     files.rewind(out / files.METRICS, 0 if last is None else int(last.name.rpartition("-")[2]))
     looks = [Look(line["step"], line["agreement"], line["seconds"]) for line in files.lines(out / files.METRICS)]
     began = time.perf_counter() - (looks[-1].seconds if looks else 0.0)
+    if _stalled(looks):  # it had stopped, and was killed after that
+        steps = looks[-1].step
 
-    groups, units = _groups(student)  # of the fitted model, also where training goes on from a checkpoint
+    groups, sizes = _groups(student, kind.rate)  # of the fitted model, also where training goes on from a checkpoint
 
     class Watch(TrainerCallback):
         """Measures, writes down, stops where nothing gets better."""
@@ -153,33 +162,31 @@ def distil(
             looks.append(found)
             files.append(out / files.METRICS, {"kind": "step", **vars(found)})
             look(found)
-            best = max(range(len(looks)), key=lambda at: looks[at].agreement)
-            if len(looks) - 1 - best >= PATIENCE:
+            if _stalled(looks):
                 control.should_training_stop = True
 
     class Distiller(Trainer):
         def create_optimizer(self, model: Any = None) -> Any:
             if self.optimizer is None:
-                self.optimizer = InUnits(groups)
-                self.optimizer.units = units
+                self.optimizer = InUnits(groups, sizes)
             return self.optimizer
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             model.eval()  # the original has no dropout either
-            return _loss(model, original, kind, inputs)
+            return _loss(model, original, inputs)
 
     arguments = TrainingArguments(
         output_dir=str(out),
         max_steps=steps,
         per_device_train_batch_size=1,
-        learning_rate=RATE,
+        learning_rate=kind.rate,
         lr_scheduler_type="cosine",
         warmup_steps=steps // 20,
-        weight_decay=0.0,
         max_grad_norm=1.0,
         train_sampling_strategy="sequential",
         seed=seed,
         logging_strategy="no",
+        save_strategy="steps" if keep else "no",
         save_steps=every,
         save_total_limit=2,
         report_to="none",
@@ -189,6 +196,7 @@ def distil(
         dataloader_pin_memory=torch.cuda.is_available(),
         use_cpu=student.device.type == "cpu",
     )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # one process, one GPU
     trainer = Distiller(
         model=student,
         args=arguments,
@@ -202,17 +210,22 @@ def distil(
     return looks
 
 
-def _loss(student: PreTrainedModel, original: Original, kind: Agreement, batch: Batch) -> Tensor:
+def _stalled(looks: list[Look]) -> bool:
+    best = max(range(len(looks)), key=lambda at: looks[at].agreement, default=0)
+    return len(looks) - 1 - best >= PATIENCE
+
+
+def _loss(student: PreTrainedModel, original: Original, batch: Batch) -> Tensor:
+    kind = original.kind
     return kind.loss(original.outputs(batch), kind.outputs(student, batch), batch)
 
 
-def _groups(student: PreTrainedModel) -> tuple[list[dict[str, Any]], dict[Tensor, Tensor | float]]:
-    units: dict[Tensor, Tensor | float] = {}
-    for part in student.modules():
-        if isinstance(part, Scheme):
-            for name, parameter in part.named_parameters(recurse=False):
-                if parameter.requires_grad:
-                    units[parameter] = unit(part, name)
-    rest = [weight for weight in student.parameters() if weight.requires_grad and weight not in units]
-    groups = [{"params": list(units), "lr": SCHEME_RATE}, {"params": rest, "lr": RATE}]
-    return [group for group in groups if group["params"]], units
+def _groups(student: PreTrainedModel, rate: float) -> tuple[list[dict[str, Any]], dict[nn.Parameter, Tensor | float]]:
+    sizes = units(student)
+    rest = [weight for weight in student.parameters() if weight.requires_grad and weight not in sizes]
+    groups: list[dict[str, Any]] = [{"params": list(sizes), "lr": SCHEME_RATE}, {"params": rest, "lr": rate}]
+    return [group for group in groups if group["params"]], sizes
+
+
+def to(batch: Batch, model: PreTrainedModel) -> Batch:
+    return {name: value.to(model.device) for name, value in batch.items()}

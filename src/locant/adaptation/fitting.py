@@ -22,7 +22,7 @@ from torch import Tensor
 
 from locant.adaptation import sample
 from locant.adaptation.sample import Text
-from locant.adaptation.start import start, unit
+from locant.adaptation.start import start, units
 from locant.analysis.distance import listening_to
 from locant.schemes import First, Nope, Scheme
 
@@ -92,11 +92,9 @@ def fit(
     length    tokens of the longest sequences that are looked at.
     tokens    how many of them are looked at, at each length.
     """
-    from locant.hf.plan import plan_of
     from locant.hf.swapping import swap
 
-    if plan_of(model) is not None:
-        raise ValueError("this model has been swapped already; fit a model that has its own positions")
+    sample.check(model, spec)
     batches = _batches(model, sample.Sampler(sample.tokenizer_of(model, tokenizer), text, seed=seed), length, tokens)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -128,7 +126,7 @@ def _fit(model: PreTrainedModel, spec: str, batches: list[Tensor], say: Callable
     say("looking at the model as it is")
     before = native(model)
     goals = _weights(model, batches)
-    swap(model, spec if before.table is None else f"{spec}+first")
+    swap(model, spec if before.table is None else with_first(spec))
     if before.table is not None:
         _leave(model, before.table[0], _mean(before.table, max(rows.shape[1] for rows in batches)))
     plan = plan_of(model)
@@ -161,17 +159,23 @@ def _fit(model: PreTrainedModel, spec: str, batches: list[Tensor], say: Callable
     return found
 
 
+def with_first(spec: str) -> str:
+    """A spec, or each part of one that differs from layer to layer, with what a table leaves behind."""
+    parts = [part.strip() for part in spec.split("/")]
+    return "/".join(part if "first" in part.split("+") else f"{part}+first" for part in parts)
+
+
 @contextmanager
 def silenced(model: PreTrainedModel, length: int) -> Iterator[None]:
-    """A model without positions for a while; of a table, the mean of its rows stays in all places."""
+    """A model without positions for a while; of a table, the mean of its rows (see `_mean`) stays in all places."""
     from locant.hf.readout import native
     from locant.hf.swapping import swap
 
     table = native(model).table
-    swap(model, "nope" if table is None else "first")
-    if table is not None:
-        _leave(model, _mean(table, length), _mean(table, length))
     try:
+        swap(model, "nope" if table is None else "first")
+        if table is not None:
+            _leave(model, _mean(table, length), _mean(table, length))
         yield
     finally:
         swap(model, "native")
@@ -198,13 +202,14 @@ def _set(scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Schem
         return _cross_entropy(scheme, requests, goal)
     start(scheme, requests, goal, own)
     # L-BFGS in units in which every parameter is about 1: the widths of TISA's bumps range over four decades.
-    units = [unit(scheme, name) for name, parameter in scheme.named_parameters() if parameter.requires_grad]
-    scaled = [(parameter / size).requires_grad_() for parameter, size in zip(parameters, units, strict=True)]
+    sizes = units(scheme)
+    scale = [sizes[parameter] for parameter in parameters]
+    scaled = [(parameter / size).requires_grad_() for parameter, size in zip(parameters, scale, strict=True)]
     optimizer = torch.optim.LBFGS(scaled, max_iter=ITERATIONS, history_size=20, line_search_fn="strong_wolfe")
 
     @torch.no_grad()
     def put() -> None:
-        for parameter, value, size in zip(parameters, scaled, units, strict=True):
+        for parameter, value, size in zip(parameters, scaled, scale, strict=True):
             parameter.copy_(value * size)
 
     def closure() -> Tensor:
@@ -212,7 +217,7 @@ def _set(scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Schem
         scheme.zero_grad()
         with torch.enable_grad():
             loss = _cross_entropy(scheme, requests, goal).sum()
-        for parameter, value, size in zip(parameters, scaled, units, strict=True):
+        for parameter, value, size in zip(parameters, scaled, scale, strict=True):
             value.grad = torch.zeros_like(value) if parameter.grad is None else parameter.grad * size
         return loss
 

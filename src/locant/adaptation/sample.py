@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import random
 import re
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from locant.analysis.text import special_tokens
+from locant.analysis.text import special_tokens, usable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,27 +26,47 @@ LETTERS = 40
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
+def check(model: Any, spec: Any) -> None:
+    """Whether a model can be fitted and adapted, before anything is done to it."""
+    from locant.hf.encoder import has_decoder
+    from locant.hf.plan import plan_of
+    from locant.hf.swapping import check_model
+
+    check_model(model)
+    if not isinstance(spec, str) or spec.strip() == "native":
+        raise ValueError(f"spec must be a string that names a scheme, such as tisa:kernels=5; got {spec!r}")
+    if plan_of(model) is not None:
+        raise ValueError("this model has been swapped already; give a model that has its own positions")
+    if has_decoder(model):
+        raise ValueError(
+            f"{type(model).__name__} is an encoder with a decoder; open its encoder alone, as "
+            f"AutoModelForTextEncoding does"
+        )
+    half = {weight.dtype for weight in model.parameters()} & {torch.bfloat16, torch.float16}
+    if half:
+        raise ValueError(f"the model is in {half.pop()}, in which small steps are lost; call model.float() first")
+
+
 def tokenizer_of(model: PreTrainedModel, tokenizer: Any = None) -> Any:
     """The tokenizer given, or the one that lies beside the model."""
     if tokenizer is not None:
         return tokenizer
     from transformers import AutoTokenizer
 
+    name = model.name_or_path or type(model).__name__
     try:
-        return AutoTokenizer.from_pretrained(model.name_or_path)
+        found = AutoTokenizer.from_pretrained(model.name_or_path)
     except Exception:  # transformers has one for each way of not being there
-        raise ValueError(
-            f"no tokenizer is found for {model.name_or_path or type(model).__name__}; give it with tokenizer=…"
-        ) from None
+        raise ValueError(f"no tokenizer is found for {name}; give it with tokenizer=…") from None
+    if not usable(found):  # where files are missing transformers makes an empty one
+        raise ValueError(f"there is no tokenizer with words beside {name}; give it with tokenizer=…")
+    return found
 
 
 def longest(model: PreTrainedModel, length: int) -> int:
     """`length`, or as much as the model can read."""
     from locant.analysis.behaviour import limits
-    from locant.hf.encoder import has_decoder
 
-    if has_decoder(model):
-        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder, model.get_encoder()")
     return min([length, *(limit for limit in limits(model) if limit is not None)])
 
 
@@ -87,13 +109,7 @@ class Sampler:
 
     def batch(self, count: int, length: int) -> dict[str, Tensor]:
         """Rows of as many whole sentences as fit into `length` tokens, padded: what a model reads in practice."""
-        rows = [self._row(length, whole=True) for _ in range(count)]
-        longest = max(map(len, rows))
-        pad = self.tokenizer.pad_token_id or 0
-        return {
-            "input_ids": torch.tensor([row + [pad] * (longest - len(row)) for row in rows]),
-            "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
-        }
+        return padded([self._row(length, whole=True) for _ in range(count)], self.tokenizer)
 
     def _row(self, length: int, *, whole: bool) -> list[int]:
         inside = length - len(self.before) - len(self.after)
@@ -119,10 +135,30 @@ class Sampler:
                 raise ValueError("the tokenizer makes no tokens of this text")
             some = self.lines[self.at : self.at + 64]
             self.at, tried = self.at + len(some), tried + len(some)
-            sentences = [sentence for line in some for sentence in SENTENCE.split(line) if sentence]
-            ids = self.tokenizer(sentences, add_special_tokens=False, verbose=False)["input_ids"]
-            self.sentences = [sentence for sentence in reversed(ids) if sentence]
+            self.sentences = [sentence for line in reversed(some) for sentence in reversed(self._split(line))]
         return self.sentences.pop()
+
+    def _split(self, line: str) -> list[list[int]]:
+        """The tokens of each sentence. A line is tokenised as a whole: what follows a space may be another token."""
+        ends = [match.end() for match in SENTENCE.finditer(line)]
+        if not getattr(self.tokenizer, "is_fast", False):
+            pieces = [line[a:b].strip() for a, b in itertools.pairwise([0, *ends, len(line)])]
+            found = self.tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
+            return [ids for ids in found if ids]
+        made = self.tokenizer(line, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        sentences: list[list[int]] = [[] for _ in range(len(ends) + 1)]
+        for token, (_, end) in zip(made["input_ids"], made["offset_mapping"], strict=True):
+            sentences[bisect.bisect_left(ends, end)].append(token)
+        return [ids for ids in sentences if ids]
+
+
+def padded(rows: list[list[int]], tokenizer: Any) -> dict[str, Tensor]:
+    """Rows of different lengths, padded on the right, also for tokenizers that have nothing to pad with."""
+    most, pad = max(map(len, rows)), tokenizer.pad_token_id or 0
+    return {
+        "input_ids": torch.tensor([row + [pad] * (most - len(row)) for row in rows]),
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (most - len(row)) for row in rows]),
+    }
 
 
 def ladder(longest: int) -> list[int]:

@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locant.adaptation.agreement import Tokens, pooled
-from locant.adaptation.sample import Sampler, pieces
+from locant.adaptation.agreement import Tokens, agreement_for, pooled, says_tokens
+from locant.adaptation.distil import to
+from locant.adaptation.sample import Sampler, is_causal, longest, padded, pieces
+from locant.experiments.source import read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from locant.adaptation.adapting import Score
 
 NAMES = ("stsb", "sentences", "clm", "mlm")
-ROWS, AT_ONCE = 64, 64
+ROWS, AT_ONCE, LONG = 64, 64, 2048
 
 
 def score(wanted: str, held_out: list[str], length: int) -> Score:
@@ -38,7 +40,9 @@ def score(wanted: str, held_out: list[str], length: int) -> Score:
         return Stsb(where)
     if name == "sentences":
         return Documents(Path(where))
-    return Loss(pieces(Path(where)) if where else held_out, length, masked=name == "mlm")
+    if where and not Path(where).is_file():
+        raise FileNotFoundError(f"there is no file {where}")
+    return Loss(pieces(read(Path(where))) if where else held_out, length, masked=name == "mlm")
 
 
 class Stsb:
@@ -61,11 +65,12 @@ def _vectors(model: PreTrainedModel, tokenizer: Any, sentences: list[str]) -> Te
     found: dict[int, Tensor] = {}
     for at in range(0, len(order), AT_ONCE):
         numbers = order[at : at + AT_ONCE]
-        batch = tokenizer([sentences[n] for n in numbers], padding=True, truncation=True, max_length=256,
-                          return_tensors="pt").to(model.device)  # fmt: skip
-        mask = batch["attention_mask"]
-        states = model.base_model(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
-        found.update(zip(numbers, pooled(states, mask[..., None].to(states.dtype)), strict=True))
+        rows = tokenizer([sentences[n] for n in numbers], truncation=True, max_length=longest(model, 256),
+                         verbose=False)["input_ids"]  # fmt: skip
+        batch = to(padded(rows, tokenizer), model)
+        states = model.base_model(**batch).last_hidden_state.float()
+        mask = batch["attention_mask"][..., None].to(states.dtype)
+        found.update(zip(numbers, pooled(states, mask), strict=True))
     return torch.stack([found[number] for number in range(len(sentences))])
 
 
@@ -74,17 +79,15 @@ class Documents:
 
     def __init__(self, path: Path) -> None:
         from locant.adaptation.documents import articles
-        from locant.experiments.source import read
 
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         self.documents = [article for file in files if file.is_file() for article in articles(read(file))]
 
     def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
         from locant.adaptation.documents import Sentences
-        from locant.experiments.tasks.task import longest
 
-        task, most = Sentences(tokenizer, self.documents), longest(model)
-        return task.accuracy(model, "whole" if most is None or most > task.room else "chunked")
+        task = Sentences(tokenizer, self.documents, length=LONG, limit=longest(model, 512))
+        return task.accuracy(model, "whole" if longest(model, LONG) == LONG else "chunked")
 
 
 class Loss:
@@ -94,10 +97,14 @@ class Loss:
         self.lines, self.length, self.masked = lines, length, masked
 
     def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
-        if model is model.base_model or model.get_output_embeddings() is None:
-            raise ValueError(f"{type(model).__name__} foretells no tokens; --eval clm and mlm need a language model")
+        name, other = type(model).__name__, "clm" if self.masked else "mlm"
+        if not says_tokens(model):
+            raise ValueError(f"{name} foretells no tokens; --eval clm and mlm need a language model")
+        if is_causal(model, tokenizer, self.lines) == self.masked:
+            raise ValueError(f"{name} is {'' if self.masked else 'not '}causal; use --eval {other}")
         rows = Sampler(tokenizer, self.lines).rows(ROWS, self.length).to(model.device)
-        kind = Tokens(tokenizer.mask_token_id) if self.masked else Tokens()
+        kind = agreement_for(model, tokenizer, causal=not self.masked)
+        assert isinstance(kind, Tokens)
         total, count = 0.0, 0
         for part in rows.split(8):
             batch = kind.prepare({"input_ids": part, "attention_mask": torch.ones_like(part)}, seed=0)

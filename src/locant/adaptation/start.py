@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from locant.schemes import Scheme, Shaw, Tisa, Toeplitz
 
@@ -27,22 +27,26 @@ FLOOR = 1e-4
 
 def start(scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Scheme) -> None:
     """Sets the parameters of a scheme to where its fit should start; `own` is what the model had in this place."""
-    if not isinstance(scheme, (Toeplitz, Tisa, Shaw)):
-        return
-    if isinstance(scheme, Shaw):  # what it adds to values has nothing to do with where attention looks
-        if scheme.values:
-            scheme.value_table.data.zero_()
-        return
-    offsets, bias, counts = read(own, requests) if is_bias(own) else curve(requests, goal)
+    parts = [part for part in scheme.modules() if isinstance(part, Scheme)]
+    for part in parts:
+        if isinstance(part, Shaw) and part.values:  # values have nothing to do with where attention looks
+            part.value_table.data.zero_()
+    curved = [part for part in parts if isinstance(part, Toeplitz) or (isinstance(part, Tisa) and part.kernels)]
+    if len(curved) == 1:  # of two, who knows which is to do what
+        offsets, bias, counts = read(own, requests) if is_bias(own) else curve(requests, goal)
+        _follow(curved[0], offsets, bias, counts)
+
+
+def _follow(scheme: Scheme, offsets: Tensor, bias: Tensor, counts: Tensor) -> None:
     if isinstance(scheme, Toeplitz):
         near = offsets.abs() <= scheme.clip
         low, high = int(offsets[near].min()) + scheme.clip, int(offsets[near].max()) + scheme.clip
-        table = torch.zeros_like(scheme.table)
-        table[:, (offsets + scheme.clip)[near]] = bias[:, near].to(table)
+        table = torch.zeros(scheme.table.shape, dtype=torch.float64)
+        table[:, (offsets + scheme.clip)[near]] = bias[:, near]
         table[:, :low] = table[:, low : low + 1]  # what was never seen is as the farthest that was
         table[:, high + 1 :] = table[:, high : high + 1]
         scheme.table.data.copy_(table)
-    elif scheme.kernels:
+    elif isinstance(scheme, Tisa):
         amplitude, sharpness, offset = kernels(offsets, bias, counts, scheme.kernels)
         scheme.amplitude.data.copy_(amplitude)
         scheme.sharpness.data.copy_(sharpness)
@@ -57,11 +61,22 @@ def is_bias(scheme: Scheme) -> bool:
 
 def read(own: Scheme, requests: list[Request]) -> tuple[Tensor, Tensor, Tensor]:
     """Offsets, the bias there, exactly, and how much each matters: as in `curve`, from the parameters."""
-    offsets = torch.arange(-READ, 1 if requests[0].causal else READ + 1, device=requests[0].q.device)
-    bias = own.terms(offsets).bias
+    offsets = torch.arange(-READ, 1 if requests[0].causal else READ + 1)
+    bias = own.terms(offsets.to(requests[0].q.device)).bias
     assert bias is not None
     heads = requests[0].q.shape[1]
-    return offsets, bias.detach().double().expand(heads, -1), 1.0 / (1 + offsets.abs()).double()
+    return offsets, bias.detach().cpu().double().expand(heads, -1), 1.0 / (1 + offsets.abs()).double()
+
+
+def units(scheme: nn.Module) -> dict[nn.Parameter, Tensor | float]:
+    """How far each parameter of schemes that wants a gradient has to go to make a difference, by its scheme."""
+    return {  # of a sum first, then of its parts, which know better
+        parameter: unit(part, name)
+        for part in scheme.modules()
+        if isinstance(part, Scheme)
+        for name, parameter in part.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def unit(scheme: Scheme, name: str) -> Tensor | float:
@@ -87,14 +102,13 @@ def curve(requests: list[Request], goal: list[Tensor]) -> tuple[Tensor, Tensor, 
         made = prepare(
             request.q, request.k, request.v, None, causal=request.causal, mask=request.mask, scale=request.scale
         )
-        difference = p.clamp(min=FLOOR).log().double() - eager.logits(made).double()  # [B, H, Lq, Lk]
+        difference = (p.clamp(min=FLOOR).log() - eager.logits(made)).cpu().double()  # [B, H, Lq, Lk]
         visible = request.visible()
-        seen = (
-            torch.ones_like(p[:1, 0], dtype=torch.float64) if visible is None else visible[:1, 0].double()
-        )  # [1, Lq, Lk]
+        # [1, Lq, Lk]: sequences are not padded, so that all of a batch see the same
+        seen = (torch.ones_like(p[:1, 0]) if visible is None else visible[:1, 0]).cpu().double()
         number = seen.sum(-1, keepdim=True).clamp(min=1)
         centred = (difference - (difference * seen[:, None]).sum(-1, keepdim=True) / number[:, None]) * seen[:, None]
-        r = (request.k_pos[:, None, :] - request.q_pos[:, :, None])[0] + reach  # [Lq, Lk]
+        r = (request.k_pos[:, None, :] - request.q_pos[:, :, None])[0].cpu() + reach  # [Lq, Lk]
         right.index_add_(1, r.flatten(), centred.sum(0).flatten(1))
         hot = torch.nn.functional.one_hot(r, size).double() * seen[0][..., None]  # [Lq, Lk, R]
         rows = hot.sum(1)  # [Lq, R] how often a row sees each offset: 0 or 1

@@ -29,7 +29,7 @@ class Windows:
             raise ValueError(f"windows of {size} tokens have no room beside the special tokens of the model")
 
     def read(self, outputs: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
-        """[B, L, …] as `outputs` gives them of a batch that is short enough; zeros where a batch is padded."""
+        """[B, L, …] as `outputs` gives them of a batch that is short enough; of padding anything."""
         ids, mask = batch["input_ids"], batch["attention_mask"]
         if ids.shape[1] <= self.size:
             return outputs(batch)
@@ -43,12 +43,12 @@ class Windows:
         head, tail = len(self.before), len(self.after)
         tokens, parts = ids[head : len(ids) - tail], []
         pieces = self.pieces(len(tokens))
-        for number, (start, end, first, last) in enumerate(pieces):
-            window = torch.cat([ids[:head], tokens[start:end], ids[len(ids) - tail :]])[None]
-            states = outputs({"input_ids": window, "attention_mask": torch.ones_like(window)})[0]
+        windows = torch.stack([torch.cat([ids[:head], tokens[a:b], ids[len(ids) - tail :]]) for a, b, _, _ in pieces])
+        read = outputs({"input_ids": windows, "attention_mask": torch.ones_like(windows)})
+        for number, (start, _, first, last) in enumerate(pieces):
             low = 0 if number == 0 else head + first - start
-            high = len(states) if number == len(pieces) - 1 else head + last - start
-            parts.append(states[low:high])
+            high = windows.shape[1] if number == len(pieces) - 1 else head + last - start
+            parts.append(read[number, low:high])
         return torch.cat(parts)
 
     def pieces(self, count: int) -> list[tuple[int, int, int, int]]:

@@ -148,7 +148,7 @@ class _Sums:
 def _by_column(x: Tensor, column: Tensor, seen: Tensor, n: int) -> Tensor:
     """[H, n]: the mean of x [H, L, L] over the pairs of each offset that are seen; NaN where none is."""
     flat = column.flatten().expand(x.shape[0], -1)
-    counts = torch.zeros(x.shape[0], n, dtype=x.dtype).scatter_add(1, flat, seen.flatten(1).to(x.dtype))
+    counts = x.new_zeros(x.shape[0], n).scatter_add(1, flat, seen.flatten(1).to(x.dtype))
     return torch.zeros_like(counts).scatter_add(1, flat, (x * seen).flatten(1)) / counts.masked_fill(
         counts == 0, torch.nan
     )
@@ -197,5 +197,5 @@ def _width(weight: Tensor, r: Tensor) -> int:
     if total <= 0:
         return int(r.abs().max())
     distance = r.abs().flatten()
-    by_distance = torch.zeros(int(distance.max()) + 1, dtype=weight.dtype).scatter_add(0, distance, rest.flatten())
+    by_distance = weight.new_zeros(int(distance.max()) + 1).scatter_add(0, distance, rest.flatten())
     return int((by_distance.cumsum(0) < total / 2).sum())

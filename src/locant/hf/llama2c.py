@@ -30,7 +30,12 @@ FIRST_BYTE = 3
 
 def load(path: Path | str, tokenizer: Path | str) -> tuple[LlamaForCausalLM, Any]:
     """A model and its tokenizer, from files as they are or packed as .xz."""
-    return load_model(Path(path)), load_tokenizer(Path(tokenizer))
+    model, words = load_model(Path(path)), load_tokenizer(Path(tokenizer))
+    if len(words) != model.config.vocab_size:
+        raise ValueError(
+            f"{path} has {model.config.vocab_size:,} tokens, {tokenizer} {len(words):,}: two models' files"
+        )
+    return model, words
 
 
 def load_model(path: Path) -> LlamaForCausalLM:
@@ -91,8 +96,10 @@ def load_tokenizer(path: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     data, at, pieces = _read(path), 4, []
-    while at < len(data):
+    while at + 8 <= len(data):
         score, count = struct.unpack_from("fi", data, at)
+        if count < 0:
+            break
         pieces.append((data[at + 8 : at + 8 + count], score))
         at += 8 + count
     if at != len(data) or len(pieces) < FIRST_BYTE + 256:

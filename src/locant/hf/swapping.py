@@ -34,7 +34,9 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
     remains computes what the model would compute without positions. A probe runs the model on a few tokens and makes
     sure that every layer used its scheme and that position makes a difference; if not, the model is left as it was.
     """
-    _check(model, impl)
+    check_model(model)
+    if impl != "auto" and impl not in BACKENDS:
+        raise ValueError(f"unknown impl {impl!r}; there is: auto, {', '.join(BACKENDS)}")
     old = plan_of(model)
     if isinstance(spec, str) and spec.strip() == "native":
         if old is not None:
@@ -67,7 +69,8 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
     return model
 
 
-def _check(model: PreTrainedModel, impl: str) -> None:
+def check_model(model: PreTrainedModel) -> None:
+    """Whether it is one that can be changed."""
     if not isinstance(model, PreTrainedModel):
         if hasattr(model, "_orig_mod"):
             raise TypeError("the model is compiled; swap it first, then call torch.compile")
@@ -77,8 +80,6 @@ def _check(model: PreTrainedModel, impl: str) -> None:
         raise TypeError("the model is compiled; swap it first, then call compile")
     if next(model.parameters()).is_meta:
         raise ValueError("the model has no weights yet (its parameters are on the meta device); load them first")
-    if impl != "auto" and impl not in BACKENDS:
-        raise ValueError(f"unknown impl {impl!r}; there is: auto, {', '.join(BACKENDS)}")
 
 
 def _need_native(plan: Plan, what: str) -> None:

@@ -39,8 +39,8 @@ def draw(done: Adapted, path: Path) -> None:
                 continue
             layer = layers[head.layer - 1]
             near = layer.offsets.abs() <= REACH
-            line = layer.logit[head.head - 1][near]
-            axis.plot(layer.offsets[near], line, color=colour, linewidth=width, linestyle=dash, label=state)
+            line = layer.logit[head.head - 1][near].cpu()
+            axis.plot(layer.offsets[near].cpu(), line, color=colour, linewidth=width, linestyle=dash, label=state)
         axis.axvline(0, color="0.85", linewidth=0.8, zorder=0)
         axis.set_title(f"layer {head.layer}, head {head.head}", fontsize=9, loc="left")
         axis.set_title(f"{head.explained:.0%} explained", fontsize=8, color="0.4", loc="right")
