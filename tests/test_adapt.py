@@ -140,8 +140,8 @@ def test_one_that_is_killed_ends_as_an_undisturbed_one(tmp_path):
 
 def test_a_budget_of_time_becomes_steps_once(tmp_path):
     what, budget = {}, adapting.Budget.parse("10s")
-    assert adapting._steps(tmp_path, what, budget, took=4.0, seconds=lambda: 0.5) == 12
-    assert adapting._steps(tmp_path, what, budget, took=1.0, seconds=lambda: 0.1) == 12  # as it was written down
+    assert adapting._steps(tmp_path, what, budget, took=3.0, pace=lambda: (0.5, 0.05)) == 12  # and 20 looks
+    assert adapting._steps(tmp_path, what, budget, took=1.0, pace=lambda: (0.1, 0.0)) == 12  # as it was written down
     assert json.loads((tmp_path / "adapt.json").read_text())["steps"] == 12
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from locant.adaptation import card, sample
 from locant.adaptation.agreement import Agreement, Batch, agree, agreement_for
-from locant.adaptation.distil import Look, Original, Steps, distil, frozen, seconds_of_a_step, to
+from locant.adaptation.distil import LOOKS, Look, Original, Steps, distil, frozen, seconds_of_a_step, to
 from locant.adaptation.fitting import Fit, fit, silenced
 from locant.adaptation.sample import Sampler, Text
 from locant.adaptation.windows import Windows
@@ -166,10 +166,7 @@ def adapt(
             with _only(model, train) as anything:
                 if anything:
                     say("timing a step")
-                    sampler = Sampler(tokenizer, trained_on(lines), seed=seed + 1)
-                    steps = _steps(
-                        where, what, wanted, took, lambda: seconds_of_a_step(model, original, sampler, rungs)
-                    )
+                    steps = _steps(where, what, wanted, took, lambda: _pace(model, original, measure, lines, rungs))
                     sampler = Sampler(tokenizer, trained_on(lines), seed=seed + 1)
                     say("learning from the original")
                     looks = distil(
@@ -242,13 +239,28 @@ def _folder(out: Path | str | None, what: dict[str, Any]) -> Iterator[Path]:
         yield where
 
 
-def _steps(where: Path, what: dict[str, Any], wanted: Budget, took: float, seconds: Callable[[], float]) -> int:
+def _steps(
+    where: Path, what: dict[str, Any], wanted: Budget, took: float, pace: Callable[[], tuple[float, float]]
+) -> int:
     """Steps of a training: as many as fit into what is left of the time, found once and written down."""
     if "steps" not in what:
-        left = max(0.0, (wanted.seconds or 0.0) - took)
-        what["steps"] = wanted.steps or max(1, int(left / seconds()))
+        what["steps"] = wanted.steps
+        if wanted.seconds is not None:
+            step, look = pace()
+            what["steps"] = max(1, int((wanted.seconds - took - LOOKS * look) / step))
         files.write_json(where / FILE, what)
     return int(what["steps"])
+
+
+def _pace(
+    model: PreTrainedModel, original: Original, measure: Measure, lines: list[str], rungs: list[int]
+) -> tuple[float, float]:
+    """Seconds of a step, and of a look at how near the model is."""
+    start = time.perf_counter()
+    agree(measure.kind, measure.outputs, model, measure.batches)
+    look = time.perf_counter() - start
+    sampler = Sampler(measure.tokenizer, trained_on(lines))
+    return seconds_of_a_step(model, original, sampler, rungs), look
 
 
 @contextmanager
