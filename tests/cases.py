@@ -1,6 +1,5 @@
 """Schemes to test, and how to compare one with its oracle."""
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -108,11 +107,7 @@ def by_oracle(
         visible &= (k_pos[:, None, :] <= q_pos[:, :, None])[:, None]
     if mask is not None:
         visible &= mask
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(type(scheme)).parameters.items()
-        if name not in DIMS
-    }
+    defaults = {name: parameter.default for name, parameter in scheme.arguments().items() if name not in DIMS}
     if scale is None:
         scale = (3 * d) ** -0.5 if scheme.name() == "deberta" else d**-0.5
     out, weights = oracles.attention(

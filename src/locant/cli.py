@@ -364,7 +364,7 @@ def _describe(name: str) -> None:
     console.print(signatures.getdoc(signatures.getmodule(cls)), markup=False, highlight=False)
     console.print()
     console.print(signatures.getdoc(cls), markup=False, highlight=False)
-    for option, parameter in signatures.signature(cls).parameters.items():
+    for option, parameter in cls.arguments().items():
         if option not in DIMS and parameter.default is not signatures.Parameter.empty:
             console.print(f"  {option}={parameter.default}", markup=False, highlight=False)
 

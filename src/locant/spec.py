@@ -95,10 +95,10 @@ def _one(text: str, dims: Mapping[str, int | None], schemes: Mapping[str, type[S
             f"the class {cls.__name__} is registered as {name!r}, but its spec would read {cls.name()!r}: "
             f"register it under that name, in small letters, or rename the class"
         )
-    signature = inspect.signature(cls)
+    arguments = cls.arguments()
     types = get_type_hints(cls.__init__)
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    options = [name for name, p in signature.parameters.items() if name not in DIMS and p.kind not in variadic]
+    options = [name for name, p in arguments.items() if name not in DIMS and p.kind not in variadic]
 
     given: dict[str, Any] = {}
     for item in filter(None, (item.strip() for item in rest.split(","))):
@@ -113,7 +113,7 @@ def _one(text: str, dims: Mapping[str, int | None], schemes: Mapping[str, type[S
         given[option] = _value(name, option, value, types[option])
 
     for dim in DIMS:
-        if dim in signature.parameters:
+        if dim in arguments:
             if dims[dim] is None:
                 raise ValueError(f"{name} needs {dim}; pass {dim}=… to locant.scheme")
             given[dim] = dims[dim]

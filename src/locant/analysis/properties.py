@@ -56,7 +56,7 @@ def table(
     for name, cls in schemes.items():
         # Where a table is as long as we make it, give it a row for every offset or position of the model.
         options = {"clip": length - 1, "length": length}
-        takes = inspect.signature(cls).parameters
+        takes = cls.arguments()
         given = ",".join(f"{option}={value}" for option, value in options.items() if option in takes)
         spec = f"{name}:{given}" if given else name
         scheme = from_spec(spec, n_heads=n_heads, head_dim=d_model // n_heads, d_model=d_model, schemes=schemes)

@@ -12,6 +12,7 @@ length unless its mathematics has one; whether layers share a scheme is the mode
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable
 from typing import Any, ClassVar, TypeVar
@@ -99,6 +100,13 @@ class Scheme(nn.Module):
     def parameter_count(self) -> int:
         """The number of parameters by the paper's formula, from the options alone."""
         return 0
+
+    @classmethod
+    def arguments(cls) -> dict[str, inspect.Parameter]:
+        """What a scheme is built with. Early releases of Python 3.11 take `__new__` for a signature of the class."""
+        found = dict(inspect.signature(cls.__init__).parameters)
+        found.pop("self", None)
+        return found
 
     @classmethod
     def name(cls) -> str:
