@@ -216,9 +216,12 @@ def test_a_table_that_is_too_short_to_train_with(tmp_path):
         arms.check(task("algo:addition"), here, "gpt2", "learned:length=20")
 
 
-def test_a_puzzle_that_is_too_small_for_a_scheme_to_be_put_in(tmp_path):
-    with pytest.raises(ValueError, match="algo:parity has 6 tokens at a length of 4; to put in a scheme takes 7"):
-        arms.check(task("algo:parity"), setting("parity", tmp_path, length=4), "gpt2", "learned")
+def test_a_scheme_can_be_put_into_the_smallest_puzzle(tmp_path):
+    here = setting("parity", tmp_path, length=4)  # 6 tokens, fewer than swap tries a model out with
+    for spec in ("learned", "tisa", "native"):
+        arms.check(task("algo:parity"), here, "gpt2", spec)
+    with pytest.raises(ValueError, match="trained at 6 tokens: its positions end at 5"):
+        arms.check(task("algo:parity"), here, "gpt2", "learned:length=5")
 
 
 def test_sizes_double(tmp_path):
