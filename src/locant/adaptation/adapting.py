@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from locant.adaptation import card, sample
-from locant.adaptation.agreement import Agreement, Batch, agree, agreement_for
+from locant.adaptation.agreement import Agreement, agree, agreement_for
 from locant.adaptation.distil import LOOKS, Look, Original, Steps, distil, frozen, seconds_of_a_step, to
 from locant.adaptation.fitting import Fit, fit, silenced
 from locant.adaptation.sample import Sampler, Text
-from locant.adaptation.windows import Windows
+from locant.adaptation.windows import Batch, Windows
 from locant.analysis.distance import Layer, by_distance
 from locant.experiments import folder as files
 from locant.experiments.comparison import Budget

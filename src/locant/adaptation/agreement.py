@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from locant.adaptation.windows import Batch
 from locant.analysis.text import special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Batch = dict[str, Tensor]
 MASKED = 0.15
 
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from locant.adaptation.agreement import Agreement, Batch, agree
+from locant.adaptation.agreement import Agreement, agree
 from locant.adaptation.sample import Sampler
 from locant.adaptation.start import units
-from locant.adaptation.windows import Windows
+from locant.adaptation.windows import Batch, Windows
 from locant.experiments import folder as files
 
 if TYPE_CHECKING:

@@ -153,9 +153,7 @@ def _fit(model: PreTrainedModel, spec: str, batches: list[Tensor], say: Callable
             for head, pair in enumerate(zip((silenced - least).tolist(), (fitted - least).tolist(), strict=True), 1)
         ]
     if not any(True for _, scheme, _ in layers for _ in scheme.parameters()):
-        found.notices.append(
-            f"{spec} has no parameters: there was nothing to set, and attention is what the formula says"
-        )
+        found.notices.append(f"{spec} has no parameters in attention: there was nothing to fit")
     return found
 
 
