@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import locant
 from locant.adaptation import adapting, distil
-from locant.adaptation.agreement import Agreement, States, Tokens, agreement_for, pooled
+from locant.adaptation.agreement import Agreement, Next, States, Tokens, agreement_for, pooled
 from locant.adaptation.documents import Sentences, articles
 from locant.adaptation.windows import Windows
 from locant.cli import app
@@ -27,8 +27,8 @@ TOKENS = words.Tokenizer()
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch):
     """Models of a few thousand random weights are far from anything and learn at another rate."""
-    for kind in (Agreement, Tokens):
-        monkeypatch.setattr(kind, "rate", property(lambda self: 2e-3, lambda self, value: None))
+    for kind in (Agreement, Next):
+        monkeypatch.setattr(kind, "rate", 2e-3)
 
 
 def adapted(model, spec="tisa:kernels=3", budget="20steps", **options):
@@ -236,7 +236,7 @@ def test_the_loss_is_what_it_says():
         near += float((states[row, :n] - others[row, :n]).square().sum())
         far += float(states[row, :n].square().sum())
     apart = sum(float((a - b).square().sum()) for a, b in zip(*vectors, strict=True)) / 3
-    assert float(States().loss(states, others, batch)) == pytest.approx(apart + 0.5 * near / far, rel=1e-5)
+    assert float(States().loss((states,), (others,), batch)) == pytest.approx(apart + 0.5 * near / far, rel=1e-5)
     cosine = sum(float(a @ b) for a, b in zip(*vectors, strict=True))
     assert States().measure(states, others, batch) == (pytest.approx(cosine, rel=1e-5), 3)
 
@@ -248,7 +248,7 @@ def test_tokens_that_are_padded_or_not_masked_do_not_count():
     wanted = torch.nn.functional.kl_div(
         second[0, 1].log_softmax(-1), first[0, 1].log_softmax(-1), log_target=True, reduction="sum"
     )
-    torch.testing.assert_close(kind.loss(first, second, batch), wanted)
+    torch.testing.assert_close(kind.loss((first,), (second,), batch), wanted)
     assert kind.measure(kind.keep(first), first, batch) == (1.0, 1)
     ids = torch.full((40, 50), 7)
     ids[:, 0] = 2
@@ -257,9 +257,53 @@ def test_tokens_that_are_padded_or_not_masked_do_not_count():
     assert bool((hidden[:, 0] == 2).all())  # special tokens stay
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_causal_model_is_held_to_some_of_what_it_says_and_all_of_its_states(kind):
+    model, other = (hf_models.make(kind, AutoModelForCausalLM) for _ in range(2))
+    for weight in other.parameters():
+        weight.data += 0.02 * torch.randn_like(weight)
+    ids = words.rows(3, 19)
+    mask = torch.ones_like(ids)
+    mask[1, 11:] = 0
+    batch, next_ = {"input_ids": ids, "attention_mask": mask}, Next()
+    places = next_.places(batch)
+    assert places.tolist() == list(range(int(ids.sum()) % 4, 19, 4))
+    with torch.no_grad():
+        lessons = [next_.lesson(each, batch, places) for each in (model, other)]
+        full = [each(**batch, output_hidden_states=True) for each in (model, other)]
+    wanted, count = 0.0, 0
+    for row in range(3):
+        for place in places.tolist():
+            if mask[row, place]:
+                first, second = (x.logits[row, place].double().log_softmax(-1) for x in full)
+                wanted, count = wanted + float((first.exp() * (first - second)).sum()), count + 1
+    states = 0.0
+    layers = len(full[0].hidden_states) - 1
+    for layer in range(1, layers + 1):
+        first, second = (x.hidden_states[layer][mask.bool()].double() for x in full)
+        states += float((first - second).square().sum() / first.square().sum()) / layers
+    assert float(next_.loss(*lessons, batch)) == pytest.approx(wanted / count + states, rel=1e-4)
+
+
+def test_every_place_has_its_turn():
+    seen = {int(Next().places({"input_ids": torch.tensor([[n, 1, 1, 1, 1]])})[0]) for n in range(4)}
+    assert seen == {0, 1, 2, 3}
+    assert Next().places({"input_ids": torch.tensor([[7]])}).tolist() == [0]
+
+
+def test_a_lesson_in_windows_has_what_is_asked_for():
+    model = hf_models.make("gpt2", AutoModelForCausalLM)
+    ids = torch.cat([torch.tensor([0]), words.rows(1, 33)[0], torch.tensor([2])])[None]
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    original = distil.Original(model, Next(), Windows(TOKENS, 16, causal=True))
+    said, states = original.lesson(batch)
+    torch.testing.assert_close(said, original.outputs(batch)[:, Next().places(batch)])
+    assert states.shape[:3] == (1, 35, model.config.num_hidden_layers)
+
+
 def test_models_that_say_tokens_are_held_to_what_they_say():
     assert isinstance(agreement_for(hf_models.make("bert"), TOKENS, causal=False), States)
-    assert isinstance(agreement_for(hf_models.make("gpt2", AutoModelForCausalLM), TOKENS, causal=True), Tokens)
+    assert isinstance(agreement_for(hf_models.make("gpt2", AutoModelForCausalLM), TOKENS, causal=True), Next)
     masked = agreement_for(hf_models.make("bert", AutoModelForMaskedLM), TOKENS, causal=False)
     assert masked.mask_token == 4
 
@@ -409,9 +453,10 @@ def test_a_long_text_is_read_in_windows(kind):
 
     def outputs(short):
         assert short["input_ids"].shape[1] <= 16
-        return hf_models.output(model, **short)
+        return (hf_models.output(model, **short), short["input_ids"])
 
-    found = windows.read(outputs, batch)
+    found, tokens = windows.read(outputs, batch)
+    assert torch.equal(tokens, ids)
     assert found.shape[:2] == (1, 35)
     for start, end, first, last in windows.pieces(33):
         alone = hf_models.output(model, input_ids=torch.cat([ids[:, :1], ids[:, 1 + start : 1 + end], ids[:, -1:]], 1))
@@ -420,6 +465,9 @@ def test_a_long_text_is_read_in_windows(kind):
         )
     short = {"input_ids": ids[:, :16], "attention_mask": torch.ones_like(ids[:, :16])}
     torch.testing.assert_close(windows.read(outputs, short), outputs(short))
+    whole = Windows(TOKENS, 16, causal=kind == "gpt2", whole=35)
+    torch.testing.assert_close(whole.read(lambda x: (hf_models.output(model, **x),), batch)[0],
+                               hf_models.output(model, **batch))  # fmt: skip
 
 
 def test_a_model_is_adapted_past_its_length():

@@ -1,5 +1,6 @@
 """`locant.fit`: what position did in attention is found again, and what is said about it is true."""
 
+import itertools
 import math
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 from transformers import AutoModelForTextEncoding
 
 import locant
-from locant.adaptation import fitting, start
+from locant.adaptation import fitting, queries, start
 from locant.adaptation.sample import Sampler, ladder, pieces
 from locant.attention.request import prepare
+from locant.hf.plan import plan_of
 from tests import hf_models, words
 
 TOKENS = words.Tokenizer()
@@ -176,6 +178,74 @@ def test_planted_bumps_are_found():
     assert float((apart - apart.mean()).abs().max()) < 0.3  # of 3: on the grid, not yet between its points
 
 
+# ------------------------------------------------------------------------------------------------------ the queries
+
+
+@pytest.mark.parametrize(
+    "kind", ["bert", "distilbert", "albert", "modernbert", "gpt2", "gpt_neox", "opt", "llama", "gemma", "phi", "t5"]
+)
+def test_turned_queries_are_made_by_the_layer_that_made_them(kind):
+    """Whatever the layer is called and whatever else it makes: keys and values stay as they were."""
+    model = locant.swap(t5() if kind == "t5" else hf_models.make(kind), "alibi")
+    ids = words.rows(2, 9)
+    name = plan_of(model).stacks[0].attentions[0].name
+    maker = queries.find(model, model.base_model.get_submodule(name), ids)
+    assert maker is not None
+    before = fitting._requests(model, name, [ids], 1)[0]
+    turn = maker.turn()
+    with torch.no_grad():
+        for parameter in turn.parameters():
+            parameter += 0.5 * torch.randn_like(parameter)
+        maker.put(turn)
+        after = fitting._requests(model, name, [ids], 1)[0]
+        torch.testing.assert_close(after.q, turn(before.q), rtol=1e-4, atol=1e-5)
+    assert torch.equal(after.k, before.k)
+    assert torch.equal(after.v, before.v)
+
+
+def test_queries_that_no_layer_makes_are_left_alone():
+    q, output = torch.randn(2, 3, 5, 4), torch.randn(10, 12)
+    assert queries._columns(q, output) is None
+    qwen = locant.swap(hf_models.make("qwen3"), "alibi")  # a norm comes after the layer
+    attention = qwen.base_model.get_submodule(plan_of(qwen).stacks[0].attentions[0].name)
+    assert queries.find(qwen, attention, words.rows(2, 9)) is None
+    made = q.transpose(1, 2).flatten(2).flatten(0, 1)
+    assert queries._columns(q, made).tolist() == torch.arange(12).view(3, 4).tolist()
+    assert queries._columns(q, made[:, torch.arange(11, -1, -1)])[0, 0] == 11
+    assert queries._columns(q, made.clone().index_fill_(1, torch.tensor([5]), 0.0)) is None
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_turned_queries_explain_more(kind):
+    alone, more = (
+        locant.fit(hf_models.make(kind), "tisa:kernels=3", words.text(), tokenizer=TOKENS, length=16, queries=each)
+        for each in (False, True)
+    )
+    assert more.explained > alone.explained
+    assert [head.silenced for head in more.heads][:2] == pytest.approx([head.silenced for head in alone.heads][:2])
+    nothing = locant.fit(hf_models.make(kind), "nope", words.text(), tokenizer=TOKENS, length=16, queries=True)
+    assert nothing.explained > 0
+    assert "nothing to fit but queries" in nothing.notices[0]
+
+
+def test_queries_are_as_they_were_where_a_fit_fails(monkeypatch):
+    model = hf_models.make("bert")
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    calls = []
+
+    def fail(*arguments):
+        calls.append(1)
+        if len(calls) == 2:  # in the second layer
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    real = fitting._set
+    monkeypatch.setattr(fitting, "_set", fail)
+    with pytest.raises(KeyboardInterrupt):
+        locant.fit(model, "tisa", words.text(), tokenizer=TOKENS, length=16, queries=True)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
 # --------------------------------------------------------------------------------------------------------- the text
 
 
@@ -192,7 +262,8 @@ def test_rows_are_full_and_lines_come_in_an_order_of_the_seed():
 def test_a_batch_has_whole_sentences_that_fit():
     sampler = Sampler(TOKENS, ["w5 w6 w7. w8 w9. " * 8])
     batch = sampler.batch(2, 9)
-    assert batch["input_ids"].tolist() == [[0, 5, 6, 7, 8, 9, 2]] * 2
+    rows = [ids[mask.bool()].tolist() for ids, mask in zip(*batch.values(), strict=True)]
+    assert all(row in ([0, 5, 6, 7, 8, 9, 2], [0, 8, 9, 5, 6, 7, 8, 9, 2]) for row in rows)
     long = Sampler(TOKENS, ["w5 " * 60]).batch(1, 9)  # a sentence that does not fit is cut
     assert long["input_ids"].shape == (1, 9)
 
@@ -215,6 +286,20 @@ def test_a_line_is_tokenised_as_a_whole():
     ]  # fmt: skip
 
 
+def test_a_sequence_goes_on_as_the_text_does():
+    lines = ["w5 w6 w7 w8 w9 w10 w11 w12. w13 w14 w15.", "w16 w17 w18 w19 w20 w21 w22 w23 w24 w25.",
+             "w26 w27 w28 w29 w30 w31 w32 w33 w34 w35."]  # fmt: skip
+    for seed in range(6):
+        ids = Sampler(TOKENS, lines, seed=seed).rows(1, 42)[0, 1:-1].tolist()
+        assert ids[0] in (5, 13, 16, 26)
+        assert all(after == (before - 4) % 31 + 5 for before, after in itertools.pairwise(ids))
+
+
+def test_every_line_is_started_in_before_one_comes_again():
+    lines = [f"w{n} " * 20 for n in range(5, 25)]
+    assert sorted(Sampler(TOKENS, lines).rows(20, 8)[:, 1].tolist()) == list(range(5, 25))
+
+
 def test_a_text_begins_again():
     assert Sampler(TOKENS, ["w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16."]).rows(50, 16).shape == (50, 16)
 
@@ -223,5 +308,6 @@ def test_ladder_and_pieces(tmp_path):
     assert ladder(128) == [16, 32, 64, 128]
     assert ladder(100) == [25, 50, 100]
     assert ladder(7) == [7]
+    assert ladder(1024, 256) == [256, 512, 1024]
     (tmp_path / "a.txt").write_text("short\n" + "long enough to be a line of prose, is it not?\n" * 40)
     assert set(pieces(tmp_path / "a.txt")) == {"long enough to be a line of prose, is it not?"}

@@ -41,8 +41,14 @@ from locant.hf.swapping import swap
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LENGTH, WINDOW = 256, 256
-"""Tokens of the longest sequences that are trained on, and how many the original reads of them at a time at most."""
+LENGTH = 256
+"""Tokens of the longest sequences that are trained on."""
+WINDOW = 128
+"""Tokens of the windows in which an encoder is shown what is longer than it can read: few were trained on much longer
+texts, and what they say of them is worse for it. A causal model sees as much as it can."""
+CAUSAL = 256
+"""Tokens of the shortest sequences of a causal model: what it says of shorter ones is the beginning of what it says of
+these."""
 HELD_OUT, ROWS, TOKENS = 20, 32, 4096
 """One line in so many is kept to measure agreement on: so many sequences, or tokens, of each length."""
 LOOKED_AT = 8
@@ -148,18 +154,18 @@ def adapt(
     with _folder(out, what) as where:
         before = frozen(model, shared=train == "scheme")
         try:
-            # Whole, where the original can read it; else in windows.
-            window = length if sample.longest(model, length) == length else sample.longest(model, WINDOW)
-            original = Original(before, kind, Windows(tokenizer, window, causal=causal))
-            rungs = sample.ladder(length)
+            readable = sample.longest(model, length)
+            window = readable if causal else min(readable, WINDOW)
+            original = Original(before, kind, Windows(tokenizer, window, causal=causal, whole=readable))
+            rungs = sample.ladder(length, CAUSAL) if causal else sample.ladder(length)
             measure = _measure(original, Sampler(tokenizer, held_out(lines), seed=seed), rungs, tokenizer, scores or {})
             say("the original")
             rows = [measure.row("original", before)]
-            with silenced(model, window):
+            with silenced(model, readable):
                 say("without positions")
                 rows.append(measure.row("silenced", model))
             began = time.perf_counter()
-            found = fit(model, spec, trained_on(lines), tokenizer=tokenizer, seed=seed, say=say)
+            found = fit(model, spec, trained_on(lines), tokenizer=tokenizer, queries=train == "all", seed=seed, say=say)
             took = time.perf_counter() - began
             rows.append(measure.row("fitted", model))
             looks: list[Look] = []
@@ -206,7 +212,7 @@ def _measure(
         for number, rung in enumerate(rungs)
     ]
     outputs = [kind.keep(original.outputs(batch)) for batch in batches]
-    ids = sampler.rows(LOOKED_AT, min(64, original.windows.size)).to(model.device)
+    ids = sampler.rows(LOOKED_AT, min(64, original.windows.whole)).to(model.device)
     return Measure(kind, batches, outputs, tokenizer, scores, ids)
 
 

@@ -2,12 +2,16 @@
 
 Encoders      token states h and pooled vectors u = mean(h) / |mean(h)|
               loss = |u − u′|² + ½ · mean |h − h′|² / mean |h|²       agreement = mean cosine of u and u′
-Models that   what they say next, or at a masked token: p
-say tokens    loss = KL(p ‖ p′)                                       agreement = how often both say the same first
+Masked        what they say at a masked token: p
+              loss = KL(p ‖ p′)                                       agreement = how often both say the same first
+Causal        what they say next, p, and the states h_l of every layer
+              loss = KL(p ‖ p′) + mean_l |h_l − h_l′|² / |h_l|²       agreement = how often both say the same first
+              The divergence is that of one token in four: a vocabulary costs more than the layers of a small model.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MASKED = 0.15
+SAID = 4
+"""Of so many tokens one is held to what the original says next."""
+Lesson = tuple[Tensor, ...]
+"""What a model is held to, or says: tensors [B, L, …]."""
 
 
 class Agreement(ABC):
@@ -38,10 +46,18 @@ class Agreement(ABC):
 
     @abstractmethod
     def outputs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        """What is compared, [B, L, …]."""
+        """What agreement is measured by, [B, L, …]."""
+
+    def lesson(self, model: PreTrainedModel, batch: Batch, places: Tensor | None) -> Lesson:
+        """What the loss compares; of the first tensor the places alone, [B, places, …]."""
+        return (self.outputs(model, batch),)
+
+    def places(self, batch: Batch) -> Tensor | None:
+        """Where the first tensor of a lesson is compared; None for everywhere."""
+        return None
 
     @abstractmethod
-    def loss(self, original: Tensor, changed: Tensor, batch: Batch) -> Tensor: ...
+    def loss(self, original: Lesson, changed: Lesson, batch: Batch) -> Tensor: ...
 
     def keep(self, outputs: Tensor) -> Tensor:
         """What of the original's outputs has to be kept to measure by."""
@@ -63,10 +79,11 @@ class States(Agreement):
         states: Tensor = model.base_model(**batch).last_hidden_state
         return states
 
-    def loss(self, original: Tensor, changed: Tensor, batch: Batch) -> Tensor:
-        mask = batch["attention_mask"][..., None].to(original.dtype)
-        apart = (pooled(original, mask) - pooled(changed, mask)).square().sum(-1).mean()
-        states = ((original - changed).square() * mask).sum() / (original.square() * mask).sum()
+    def loss(self, original: Lesson, changed: Lesson, batch: Batch) -> Tensor:
+        (first,), (second,) = original, changed
+        mask = batch["attention_mask"][..., None].to(first.dtype)
+        apart = (pooled(first, mask) - pooled(second, mask)).square().sum(-1).mean()
+        states = ((first - second).square() * mask).sum() / (first.square() * mask).sum()
         return apart + self.tokens * states
 
     def measure(self, kept: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
@@ -76,13 +93,12 @@ class States(Agreement):
 
 
 class Tokens(Agreement):
-    """Language models: the distribution over the next token, or over a masked one."""
+    """What a language model says: the distribution over tokens, at those that are masked or, without a mask, at all."""
 
     name = "same first token"
 
     def __init__(self, mask_token: int | None = None, special: Collection[int] = ()) -> None:
         self.mask_token, self.special = mask_token, torch.tensor(sorted(special), dtype=torch.long)
-        self.rate = 1e-4 if mask_token is None else Agreement.rate
 
     def prepare(self, batch: Batch, seed: int) -> Batch:
         if self.mask_token is None:
@@ -100,12 +116,8 @@ class Tokens(Agreement):
         real = batch["attention_mask"].bool()
         return real if self.mask_token is None else real & (batch["input_ids"] == self.mask_token)
 
-    def loss(self, original: Tensor, changed: Tensor, batch: Batch) -> Tensor:
-        kept = self.counted(batch)
-        if not kept.any():
-            return 0 * changed.sum()
-        first, second = (x[kept].float().log_softmax(-1) for x in (original, changed))
-        return F.kl_div(second, first, log_target=True, reduction="batchmean")
+    def loss(self, original: Lesson, changed: Lesson, batch: Batch) -> Tensor:
+        return divergence(original[0], changed[0], self.counted(batch))
 
     def keep(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(-1)
@@ -116,12 +128,44 @@ class Tokens(Agreement):
         return float(same.sum()), len(same)
 
 
+class Next(Tokens):
+    """Causal language models: the distribution over the next token at some places, the states of layers at all."""
+
+    rate = 1e-4
+
+    def lesson(self, model: PreTrainedModel, batch: Batch, places: Tensor | None) -> Lesson:
+        some = places is not None and "logits_to_keep" in inspect.signature(model.forward).parameters
+        only = {"logits_to_keep": places} if some else {}
+        found = model(**batch, **only, output_hidden_states=True)
+        logits = found.logits if some or places is None else found.logits[:, places]
+        return logits, torch.stack(found.hidden_states[1:], dim=2)
+
+    def places(self, batch: Batch) -> Tensor:
+        """Every fourth token, from one of the first four on, whichever the tokens say: all have their turn."""
+        ids = batch["input_ids"]
+        return torch.arange(int(ids.sum()) % min(SAID, ids.shape[1]), ids.shape[1], SAID, device=ids.device)
+
+    def loss(self, original: Lesson, changed: Lesson, batch: Batch) -> Tensor:
+        counted = self.counted(batch)
+        first, second = original[1][counted], changed[1][counted]  # [tokens, layers, d]
+        states = (first - second).square().sum((0, 2)) / first.square().sum((0, 2))
+        return divergence(original[0], changed[0], counted[:, self.places(batch)]) + states.mean()
+
+
+def divergence(original: Tensor, changed: Tensor, counted: Tensor) -> Tensor:
+    """KL(p ‖ p′) by logits [B, L, V], on average over what is counted, [B, L]; 0 if that is nothing."""
+    if not counted.any():
+        return 0 * changed.sum()
+    first, second = (x[counted].float().log_softmax(-1) for x in (original, changed))
+    return F.kl_div(second, first, log_target=True, reduction="batchmean")
+
+
 def agreement_for(model: PreTrainedModel, tokenizer: Any, *, causal: bool) -> Agreement:
     """What matters for a model: what it says, where it says something, else its states."""
     if not says_tokens(model):
         return States()
     if causal:
-        return Tokens()
+        return Next()
     if tokenizer.mask_token_id is None:
         raise ValueError(f"{type(model).__name__} foretells masked tokens, and its tokenizer has no mask token")
     before, after = special_tokens(tokenizer)

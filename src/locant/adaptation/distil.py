@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from locant.adaptation.agreement import Agreement, agree
+from locant.adaptation.agreement import Agreement, Lesson, agree
 from locant.adaptation.sample import Sampler
 from locant.adaptation.start import units
 from locant.adaptation.windows import Batch, Windows
@@ -53,7 +53,16 @@ class Original:
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Tensor:
-        return self.windows.read(lambda short: self.kind.outputs(self.model, short), batch)
+        (found,) = self.windows.read(lambda short: (self.kind.outputs(self.model, short),), batch)
+        return found
+
+    @torch.no_grad()
+    def lesson(self, batch: Batch) -> Lesson:
+        places = self.kind.places(batch)
+        if self.windows.at_once(batch):
+            return self.kind.lesson(self.model, batch, places)
+        first, *rest = self.windows.read(lambda short: self.kind.lesson(self.model, short, None), batch)
+        return first if places is None else first[:, places], *rest
 
 
 class Steps(Dataset[Batch]):
@@ -181,8 +190,8 @@ def distil(
         per_device_train_batch_size=1,
         learning_rate=kind.rate,
         lr_scheduler_type="cosine",
-        warmup_steps=steps // 20,
-        max_grad_norm=1.0,
+        warmup_steps=steps // 10,
+        max_grad_norm=0.0,  # Adam does not ask how long a gradient is, and that of a scheme is in units of its own
         train_sampling_strategy="sequential",
         seed=seed,
         logging_strategy="no",
@@ -217,7 +226,7 @@ def _stalled(looks: list[Look]) -> bool:
 
 def _loss(student: PreTrainedModel, original: Original, batch: Batch) -> Tensor:
     kind = original.kind
-    return kind.loss(original.outputs(batch), kind.outputs(student, batch), batch)
+    return kind.loss(original.lesson(batch), kind.lesson(student, batch, kind.places(batch)), batch)
 
 
 def _groups(student: PreTrainedModel, rate: float) -> tuple[list[dict[str, Any]], dict[nn.Parameter, Tensor | float]]:

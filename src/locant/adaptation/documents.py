@@ -6,7 +6,7 @@ comes first. A document, without its sentences, is read
 
     whole       up to `length` tokens at once
     truncated   its first `limit` tokens
-    chunked     up to `length` tokens in pieces of `limit`, whose vectors are averaged
+    chunked     up to `length` tokens in pieces of `limit`, or less, whose vectors are averaged
 """
 
 from __future__ import annotations
@@ -64,13 +64,21 @@ class Sentences:
         rest = [token for n, sentence in enumerate(ids) if n not in taken for token in sentence]
         self.documents.append(rest[: self.room])
 
-    def accuracy(self, model: PreTrainedModel, way: str) -> float:
+    def accuracy(self, model: PreTrainedModel, way: str, size: int | None = None) -> float:
         """Of a way of reading: whole, truncated or chunked."""
-        read: Callable[[PreTrainedModel, list[int]], Tensor] = getattr(self, way)
-        documents = torch.stack([read(model, document) for document in self.documents])
+        return float(self.found(model, way, size).double().mean())
+
+    def found(self, model: PreTrainedModel, way: str, size: int | None = None) -> Tensor:
+        """Of each sentence, whether its document comes first; pieces have `size` tokens, or `limit`."""
+        read: Callable[[list[int]], Tensor] = {
+            "whole": lambda ids: self.whole(model, ids),
+            "truncated": lambda ids: self.whole(model, ids[: self._piece(size)]),
+            "chunked": lambda ids: self.chunked(model, ids, self._piece(size)),
+        }[way]
+        documents = torch.stack([read(document) for document in self.documents])
         queries = torch.stack([self.whole(model, query) for query, _ in self.queries])
         wanted = torch.tensor([number for _, number in self.queries], device=queries.device)
-        return float(((queries @ documents.T).argmax(1) == wanted).double().mean())
+        return ((queries @ documents.T).argmax(1) == wanted).cpu()
 
     def whole(self, model: PreTrainedModel, ids: list[int]) -> Tensor:
         rows = torch.tensor([[*self.before, *ids, *self.after]], device=model.device)
@@ -78,14 +86,11 @@ class Sentences:
             states: Tensor = model.base_model(input_ids=rows).last_hidden_state
         return pooled(states, torch.ones_like(rows)[..., None].to(states.dtype))[0]
 
-    def truncated(self, model: PreTrainedModel, ids: list[int]) -> Tensor:
-        return self.whole(model, ids[: self._piece()])
-
-    def chunked(self, model: PreTrainedModel, ids: list[int]) -> Tensor:
-        chunks = [ids[at : at + self._piece()] for at in range(0, len(ids), self._piece())]
+    def chunked(self, model: PreTrainedModel, ids: list[int], piece: int) -> Tensor:
+        chunks = [ids[at : at + piece] for at in range(0, len(ids), piece)]
         # A piece counts as much as it is long: a short rest says little.
         vectors = torch.stack([len(chunk) * self.whole(model, chunk) for chunk in chunks])
         return F.normalize(vectors.sum(0), dim=-1)
 
-    def _piece(self) -> int:
-        return self.limit - len(self.before) - len(self.after)
+    def _piece(self, size: int | None) -> int:
+        return (self.limit if size is None else size) - len(self.before) - len(self.after)

@@ -7,7 +7,8 @@ by layer, because later layers see what earlier ones now do, the scheme's parame
     argmin_θ Σ_i KL( p_i ‖ softmax(ℓ_i(θ)) )
 
 over the queries of a few hundred sequences, where ℓ_i(θ) are the logits of the changed model with the scheme. This is
-convex in a bias. It starts from a least-squares answer (start.py) where a scheme's own start is far from any.
+convex in a bias. It starts from a least-squares answer (start.py) where a scheme's own start is far from any. With
+`queries` the layer's queries are turned as well (queries.py): θ are then the scheme's parameters and A and a.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from locant.adaptation import sample
+from locant.adaptation.queries import UNIT, Maker, Turn, find
 from locant.adaptation.sample import Text
 from locant.adaptation.start import start, units
 from locant.analysis.distance import listening_to
@@ -35,7 +37,8 @@ LENGTH, TOKENS = 128, 3072
 """Tokens of the longest sequences, and how many tokens there are at each length."""
 MEMORY = 2**30
 """Bytes that the weights of the original may take."""
-ITERATIONS = 20
+ITERATIONS, WITH_QUERIES = 20, 40
+"""Of L-BFGS: for a scheme alone, and with queries."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ def fit(
     tokenizer: Any = None,
     length: int = LENGTH,
     tokens: int = TOKENS,
+    queries: bool = False,
     seed: int = 0,
     say: Callable[[str], None] = lambda stage: None,
 ) -> Fit:
@@ -91,17 +95,22 @@ def fit(
     text      prose: a string or a list of strings, or a pathlib.Path of a file or folder. A few thousand words will do.
     length    tokens of the longest sequences that are looked at.
     tokens    how many of them are looked at, at each length.
+    queries   whether the weights that make queries are set as well, not only the scheme's parameters. The model is then
+              nearer to what it was; what it was cannot be had back by swapping to `native`.
     """
     from locant.hf.swapping import swap
 
     sample.check(model, spec)
     batches = _batches(model, sample.Sampler(sample.tokenizer_of(model, tokenizer), text, seed=seed), length, tokens)
+    turned: list[tuple[Tensor, Tensor]] = []  # weights of queries, and what they were
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            return _fit(model, spec, batches, say)
+            return _fit(model, spec, batches, say, turned if queries else None)
     except BaseException:
         swap(model, "native")
+        for weight, before in reversed(turned):
+            weight.data.copy_(before)
         raise
 
 
@@ -118,7 +127,13 @@ def _batches(model: PreTrainedModel, sampler: sample.Sampler, length: int, token
     ]
 
 
-def _fit(model: PreTrainedModel, spec: str, batches: list[Tensor], say: Callable[[str], None]) -> Fit:
+def _fit(
+    model: PreTrainedModel,
+    spec: str,
+    batches: list[Tensor],
+    say: Callable[[str], None],
+    turned: list[tuple[Tensor, Tensor]] | None,
+) -> Fit:
     from locant.hf.plan import plan_of
     from locant.hf.readout import native
     from locant.hf.swapping import swap
@@ -141,19 +156,25 @@ def _fit(model: PreTrainedModel, spec: str, batches: list[Tensor], say: Callable
     ]
     for number, (name, scheme, own) in enumerate(layers, 1):
         say(f"layer {number} of {len(layers)}")
-        goal = goals[name]
+        goal, attention = goals[name], model.base_model.get_submodule(name)
+        maker = None if turned is None else find(model, attention, batches[0])
+        if maker is not None and turned is not None:
+            turned += [(weight, weight.clone()) for weight in maker.layer.parameters()]
         passes = 2 if len(goal) > len(batches) else 1  # ALBERT's layers share one attention: all of it, twice
         for _ in range(passes):
             requests = _requests(model, name, batches, len(goal) // len(batches))
             silenced = _cross_entropy(None, requests, goal)
-            fitted = _set(scheme, requests, goal, own)
+            fitted = _set(scheme, requests, goal, own, maker)
         least = _entropy(goal)
         found.heads += [
             HeadFit(number, head, *pair)
             for head, pair in enumerate(zip((silenced - least).tolist(), (fitted - least).tolist(), strict=True), 1)
         ]
     if not any(True for _, scheme, _ in layers for _ in scheme.parameters()):
-        found.notices.append(f"{spec} has no parameters in attention: there was nothing to fit")
+        but = "nothing to fit" if turned is None else "nothing to fit but queries"
+        found.notices.append(f"{spec} has no parameters in attention: there was {but}")
+    if turned == []:
+        found.notices.append("no linear layer makes the queries of this model: they stay as they were")
     return found
 
 
@@ -193,17 +214,27 @@ def _leave(model: PreTrainedModel, first: Tensor, rest: Tensor) -> None:
                 part.rest.copy_(rest)
 
 
-def _set(scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Scheme) -> Tensor:
-    """[H] the cross-entropy when the parameters of a scheme have been set to make it small."""
+def _set(
+    scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Scheme, maker: Maker | None = None
+) -> Tensor:
+    """[H] the cross-entropy when the parameters of a scheme, and with a maker its queries, make it small."""
+    turn = None if maker is None else maker.turn()
     parameters = [parameter for parameter in scheme.parameters() if parameter.requires_grad]
+    sizes: dict[Any, Tensor | float] = {}
+    if parameters:
+        start(scheme, requests, goal, own)
+        sizes.update(units(scheme))
+    if turn is not None:
+        sizes.update(dict.fromkeys(turn.parameters(), UNIT))
+        parameters += turn.parameters()
     if not parameters:
         return _cross_entropy(scheme, requests, goal)
-    start(scheme, requests, goal, own)
     # L-BFGS in units in which every parameter is about 1: the widths of TISA's bumps range over four decades.
-    sizes = units(scheme)
     scale = [sizes[parameter] for parameter in parameters]
     scaled = [(parameter / size).requires_grad_() for parameter, size in zip(parameters, scale, strict=True)]
-    optimizer = torch.optim.LBFGS(scaled, max_iter=ITERATIONS, history_size=20, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        scaled, max_iter=ITERATIONS if turn is None else WITH_QUERIES, history_size=20, line_search_fn="strong_wolfe"
+    )
 
     @torch.no_grad()
     def put() -> None:
@@ -212,9 +243,10 @@ def _set(scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Schem
 
     def closure() -> Tensor:
         put()
-        scheme.zero_grad()
+        for parameter in parameters:
+            parameter.grad = None
         with torch.enable_grad():
-            loss = _cross_entropy(scheme, requests, goal).sum()
+            loss = _cross_entropy(scheme, requests, goal, turn).sum()
         for parameter, value, size in zip(parameters, scaled, scale, strict=True):
             value.grad = torch.zeros_like(value) if parameter.grad is None else parameter.grad * size
         return loss
@@ -222,10 +254,15 @@ def _set(scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Schem
     optimizer.step(closure)
     put()
     scheme.zero_grad()
-    return _cross_entropy(scheme, requests, goal)
+    found = _cross_entropy(scheme, requests, goal, turn)
+    if maker is not None and turn is not None:
+        maker.put(turn)
+    return found
 
 
-def _cross_entropy(scheme: Scheme | None, requests: list[Request], goal: list[Tensor]) -> Tensor:
+def _cross_entropy(
+    scheme: Scheme | None, requests: list[Request], goal: list[Tensor], turn: Turn | None = None
+) -> Tensor:
     """[H] the mean over queries of −Σ p ln softmax(ℓ): the divergence KL(p ‖ softmax(ℓ)) and the entropy of p.
 
     Where gradients are on, they are added up batch by batch.
@@ -233,7 +270,9 @@ def _cross_entropy(scheme: Scheme | None, requests: list[Request], goal: list[Te
     queries = sum(p.shape[0] * p.shape[2] for p in goal)
     total: Tensor = torch.zeros(goal[0].shape[1], device=goal[0].device)
     for request, p in zip(requests, goal, strict=True):
-        log = _log_weights(request, scheme).masked_fill(p == 0, 0.0)  # −∞ where nothing is seen: it counts for nothing
+        log = _log_weights(request, scheme, turn).masked_fill(
+            p == 0, 0.0
+        )  # −∞ where nothing is seen: it counts for nothing
         loss = -(p * log).sum((0, 2, 3)) / queries
         if torch.is_grad_enabled():
             loss.sum().backward()
@@ -247,13 +286,14 @@ def _entropy(goal: list[Tensor]) -> Tensor:
     return -torch.stack([torch.xlogy(p, p).sum((0, 2, 3)) for p in goal]).sum(0) / queries
 
 
-def _log_weights(request: Request, scheme: Scheme | None) -> Tensor:
+def _log_weights(request: Request, scheme: Scheme | None, turn: Turn | None = None) -> Tensor:
     from locant.attention import eager
     from locant.attention.request import prepare
 
     q_pos, k_pos = request.positions or (None, None)
     where: Any = {"q_pos": q_pos, "k_pos": k_pos, "mask": request.mask, "causal": request.causal}
-    logit = eager.logits(prepare(request.q, request.k, request.v, scheme, scale=request.scale, **where))
+    q = request.q if turn is None else turn(request.q)
+    logit = eager.logits(prepare(q, request.k, request.v, scheme, scale=request.scale, **where))
     visible = request.visible()
     return (logit if visible is None else logit.masked_fill(~visible, -torch.inf)).log_softmax(-1)
 

