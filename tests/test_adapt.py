@@ -206,6 +206,11 @@ def test_nothing_decays():
     assert len(distil._groups(fire, 1e-3)[1]) == len([name for name, _ in fire.named_parameters() if "locant" in name])
 
 
+@pytest.mark.parametrize(("kind", "turned"), [("bert", False), ("gpt2", False), ("llama", True), ("gpt_neox", True)])
+def test_queries_are_turned_where_positions_were_inside_the_product(kind, turned):
+    assert adapting._rotates(hf_models.make(kind)) == turned
+
+
 def test_half_precision_is_refused():
     with pytest.raises(ValueError, match=r"call model\.float\(\)"):
         adapted(hf_models.make("bert").bfloat16())

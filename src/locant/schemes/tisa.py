@@ -37,7 +37,8 @@ class Tisa(Scheme):
         """Every kernel by itself, [H, R, kernels]; f is their sum."""
         amplitude, sharpness, offset = (wide(x)[:, None, :] for x in (self.amplitude, self.sharpness, self.offset))
         distance = r[None, :, None] - offset
-        return amplitude * torch.exp(-sharpness.abs() * distance**2)
+        # e^−80 is nothing beside a logit, and what would be less than the smallest float takes CPUs ten times as long.
+        return amplitude * torch.exp((-sharpness.abs() * distance**2).clamp(min=-80.0))
 
     def parameter_count(self) -> int:
         return 3 * self.kernels * self.n_heads
