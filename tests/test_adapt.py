@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 from typer.testing import CliRunner
 
 import locant
-from locant.adaptation import adapting, distil
+from locant.adaptation import adapting, distil, scores
 from locant.adaptation.agreement import Agreement, Next, States, Tokens, agreement_for, pooled
 from locant.adaptation.documents import Sentences, articles
 from locant.adaptation.windows import Windows
 from locant.cli import app
+from locant.experiments import folder
 from tests import bert, hf_models, words
 
 TOKENS = words.Tokenizer()
@@ -211,17 +212,75 @@ def test_queries_are_turned_where_positions_were_inside_the_product(kind, turned
     assert adapting._rotates(hf_models.make(kind)) == turned
 
 
+def test_what_the_caller_had_is_as_it_was():
+    import random
+
+    import numpy as np
+    import transformers
+
+    def everything(model):
+        drawn = (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist())
+        return drawn, model.training, model.config.use_cache, transformers.utils.logging.get_verbosity()
+
+    def stop(found, steps):
+        raise KeyboardInterrupt
+
+    model = hf_models.make("gpt2", AutoModelForCausalLM).train()
+    before = everything(model)
+    with pytest.raises(KeyboardInterrupt):
+        adapted(model, budget="2steps", look=stop)
+    assert everything(model) == before
+    adapted(model, budget="2steps")
+    assert everything(model) == before
+
+
+def test_another_model_or_text_does_not_go_on_from_a_checkpoint(tmp_path):
+    def stop(found, steps):
+        if found.step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adapted(hf_models.make("bert"), budget="8steps", out=tmp_path, look=stop)
+    with pytest.raises(ValueError, match="weights: "):
+        adapted(hf_models.make("bert", seed=1), budget="8steps", out=tmp_path)
+    with pytest.raises(ValueError, match="text: "):
+        locant.adapt(hf_models.make("bert"), "tisa:kernels=3", words.text()[::-1], budget="8steps", tokenizer=TOKENS,
+                     length=32, out=tmp_path)  # fmt: skip
+    assert adapted(hf_models.make("bert"), budget="8steps", out=tmp_path).steps == 8
+
+
+def test_a_score_must_be_a_number_before_anything_is_trained():
+    with pytest.raises(TypeError, match="the score mine must be a number, got None"):
+        adapted(hf_models.make("bert"), scores={"mine": lambda model, tokenizer: None})
+    done = adapted(hf_models.make("bert"), budget="1steps", scores={"mine": lambda model, tokenizer: torch.tensor(0.5)})
+    assert [row.scores for row in done.rows] == [{"mine": 0.5}] * 4
+
+
+def test_a_swapped_model_reads_long_documents_at_once(tmp_path, monkeypatch):
+    ways = []
+    monkeypatch.setattr(Sentences, "accuracy", lambda self, model, way: ways.append((way, self.limit)) or 0.5)
+    (tmp_path / "wiki.txt").write_text("".join(f"\n = {n} = \n\n{document(n, 200)}" for n in range(30, 34)))
+    task = scores.score(f"sentences:{tmp_path / 'wiki.txt'}", [], 32)
+    model = hf_models.make("bert")  # of 40 positions
+    task(model, TOKENS)
+    task(locant.swap(model, "alibi"), TOKENS)
+    assert ways == [("chunked", 40), ("whole", 40)]
+    with pytest.raises(FileNotFoundError, match="no file or folder"):
+        scores.score("sentences:nowhere.txt", [], 32)
+
+
 def test_half_precision_is_refused():
     with pytest.raises(ValueError, match=r"call model\.float\(\)"):
         adapted(hf_models.make("bert").bfloat16())
 
 
 def test_lines_that_are_measured_on_are_not_trained_on():
-    for count in (2, 5, 19, 20, 21, 100):
+    for count in (2, 5, 19, 20, 21, 100, 639, 640, 5000):
         lines = [str(number) for number in range(count)]
         held, rest = adapting.held_out(lines), adapting.trained_on(lines)
         assert held
         assert sorted([*held, *rest]) == sorted(lines)
+    assert held[:16] == [str(number) for number in range(304, 320)]  # a text, not lines of many
 
 
 # ------------------------------------------------------------------------------------------------------- agreement
@@ -386,6 +445,16 @@ def test_articles_of_wikitext():
 
 
 # ------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command_says_that_another_process_is_at_work(tmp_path):
+    path = bert.save(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("\n".join(words.text()))
+    command = ["adapt", path, "alibi", "--text", str(tmp_path / "text.txt"), "-o", str(tmp_path / "out")]
+    with folder.held(tmp_path / "out"):
+        found = CliRunner().invoke(app, command)
+    assert found.exit_code == 2
+    assert "another process works in" in found.output
 
 
 def test_the_command_ends_with_a_table(tmp_path):

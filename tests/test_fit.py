@@ -203,6 +203,12 @@ def test_turned_queries_are_made_by_the_layer_that_made_them(kind):
     assert torch.equal(after.v, before.v)
 
 
+def test_lengths_must_be_possible():
+    for options, said in (({"length": 0}, "at least 8 tokens"), ({"tokens": 0}, "tokens must be at least 1")):
+        with pytest.raises(ValueError, match=said):
+            locant.fit(hf_models.make("bert"), "tisa", words.text(), tokenizer=TOKENS, **options)
+
+
 def test_queries_that_no_layer_makes_are_left_alone():
     q, output = torch.randn(2, 3, 5, 4), torch.randn(10, 12)
     assert queries._columns(q, output) is None
@@ -226,6 +232,15 @@ def test_turned_queries_explain_more(kind):
     nothing = locant.fit(hf_models.make(kind), "nope", words.text(), tokenizer=TOKENS, length=16, queries=True)
     assert nothing.explained > 0
     assert "nothing to fit but queries" in nothing.notices[0]
+
+
+def test_without_positions_means_without_turned_queries():
+    """ALBERT's layers share an attention, which is fitted twice."""
+    alone, more = (
+        locant.fit(hf_models.make("albert"), "tisa", words.text(), tokenizer=TOKENS, length=16, queries=each)
+        for each in (False, True)
+    )
+    assert [head.silenced for head in more.heads] == pytest.approx([head.silenced for head in alone.heads])
 
 
 def test_queries_are_as_they_were_where_a_fit_fails(monkeypatch):
@@ -305,6 +320,13 @@ def test_a_text_begins_again():
 
 
 def test_ladder_and_pieces(tmp_path):
+    with pytest.raises(ValueError, match="give it as pathlib"):
+        pieces(str(tmp_path))
+    with pytest.raises(TypeError, match="text must be"):
+        pieces(["a line of text that is long enough, is it not", None])
+    book = "It is a long story. " * 2000
+    assert max(map(len, pieces(book))) <= 10_000
+    assert " ".join(pieces(book)) == book.strip()
     assert ladder(128) == [16, 32, 64, 128]
     assert ladder(100) == [25, 50, 100]
     assert ladder(7) == [7]

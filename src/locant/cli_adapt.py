@@ -55,12 +55,17 @@ def adapt(
         with bar:
             job = bar.add_task("opening", total=None, near="")
 
+            def say(stage: str) -> None:
+                bar.update(job, description=stage)
+                if not console.is_terminal:  # a log has no bar
+                    console.print(escape(stage), highlight=False)
+
             def look(found: Any, steps: int) -> None:
                 bar.update(job, completed=found.step, total=steps, near=f"agreement {found.agreement:.4f}")
 
             done = run(
                 loaded, spec, lines, budget=budget, train=train, tokenizer=sample.tokenizer_of(loaded), out=out,
-                scores=tasks, length=length, seed=seed, say=lambda stage: bar.update(job, description=stage), look=look,
+                scores=tasks, length=length, seed=seed, say=say, look=look,
             )  # fmt: skip
     console.print(
         f"{done.fit.explained:.0%} of what position did in attention is explained by the fit", highlight=False

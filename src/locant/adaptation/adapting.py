@@ -14,6 +14,8 @@ DONE
 from __future__ import annotations
 
 import copy
+import hashlib
+import random
 import shutil
 import tempfile
 import time
@@ -50,8 +52,9 @@ texts, and what they say of them is worse for it. A causal model sees as much as
 CAUSAL = 256
 """Tokens of the shortest sequences of a causal model: what it says of shorter ones is the beginning of what it says of
 these."""
-HELD_OUT, ROWS, TOKENS = 20, 32, 4096
-"""One line in so many is kept to measure agreement on: so many sequences, or tokens, of each length."""
+HELD_OUT, BLOCK, ROWS, TOKENS = 20, 16, 32, 4096
+"""One block of lines in so many, of so many, is kept to measure agreement on: so many sequences, or tokens, of each
+length."""
 LOOKED_AT = 8
 """Sequences for the curves of the heads."""
 TRAIN = ("scheme", "all")
@@ -110,7 +113,7 @@ class Measure:
         self.curves[state] = by_distance(model, self.ids)
         near = 1.0 if state == "original" else agree(self.kind, self.outputs, model, self.batches)
         with evaluating(model), torch.no_grad():
-            scores = {name: score(model, self.tokenizer) for name, score in self.scores.items()}
+            scores = {name: _number(name, score(model, self.tokenizer)) for name, score in self.scores.items()}
         return Row(state, near, _position_parameters(model), scores)
 
 
@@ -145,14 +148,16 @@ def adapt(
         raise ValueError(f"train must be one of {', '.join(TRAIN)}, got {train!r}")
     wanted = Budget.parse(budget)
     sample.check(model, spec)
+    sample.check_length(length)
     tokenizer = sample.tokenizer_of(model, tokenizer)
     lines = sample.pieces(text)
-    causal = sample.is_causal(model, tokenizer, lines)
-    kind = agreement_for(model, tokenizer, causal=causal)
-    swap(swap(model, spec), "native")  # whatever is wrong with the scheme, it is said now
+    with _undisturbed(model):
+        causal = sample.is_causal(model, tokenizer, lines)
+        kind = agreement_for(model, tokenizer, causal=causal)
+        swap(swap(model, spec), "native")  # whatever is wrong with the scheme, it is said now
     what = {"spec": spec, "model": model.name_or_path, "budget": budget, "train": train, "length": length,
-            "seed": seed, "lines": len(lines)}  # fmt: skip
-    with _folder(out, what) as where:
+            "seed": seed, "lines": len(lines), "text": _text_hash(lines), "weights": _weights_hash(model)}  # fmt: skip
+    with _folder(out, what) as where, _undisturbed(model):
         before = frozen(model, shared=train == "scheme")
         try:
             readable = sample.longest(model, length)
@@ -194,15 +199,41 @@ def adapt(
 
 
 def held_out(lines: list[str]) -> list[str]:
-    """Lines that are not trained on: one in twenty, or the last; of one line, this line."""
-    return lines[HELD_OUT - 1 :: HELD_OUT] or lines[-1:]
+    """Lines that are not trained on: one block in twenty, or the last line; of one line, this line."""
+    return [line for number, line in enumerate(lines) if _is_held_out(number, len(lines))] or lines[-1:]
 
 
 def trained_on(lines: list[str]) -> list[str]:
     """The others."""
     if len(lines) < HELD_OUT:
         return lines[:-1] or lines
-    return [line for number, line in enumerate(lines, 1) if number % HELD_OUT]
+    return [line for number, line in enumerate(lines) if not _is_held_out(number, len(lines))]
+
+
+def _is_held_out(number: int, count: int) -> bool:
+    """In blocks where there are lines enough: what is long must be one text here too."""
+    block = BLOCK if count >= 2 * HELD_OUT * BLOCK else 1
+    return number // block % HELD_OUT == HELD_OUT - 1
+
+
+def _number(name: str, score: Any) -> float:
+    try:
+        return float(score)
+    except (TypeError, ValueError):
+        raise TypeError(f"the score {name} must be a number, got {score!r}") from None
+
+
+def _text_hash(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _weights_hash(model: PreTrainedModel) -> str:
+    """Of some numbers of every weight: enough to tell models apart."""
+    found = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        some = weight.detach().flatten()[:: max(1, weight.numel() // 1024)]
+        found.update(name.encode() + some.float().cpu().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def _measure(
@@ -216,6 +247,25 @@ def _measure(
     outputs = [kind.keep(original.outputs(batch)) for batch in batches]
     ids = sampler.rows(LOOKED_AT, min(64, original.windows.whole)).to(model.device)
     return Measure(kind, batches, outputs, tokenizer, scores, ids)
+
+
+@contextmanager
+def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
+    """What the caller had, and Trainer changes: random numbers, what transformers says, the model's mode."""
+    import numpy as np
+    import transformers
+
+    mode, says = model.training, transformers.utils.logging.get_verbosity()
+    states = random.getstate(), np.random.get_state()
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            transformers.utils.logging.set_verbosity(says)
+            model.train(mode)
 
 
 @contextmanager

@@ -25,6 +25,9 @@ def card(done: Adapted, what: dict[str, Any]) -> str:
     name = what["model"] or type(done.model).__name__
     trained = "every weight" if what["train"] == "all" else "the parameters of the scheme alone"
     steps, budget, seed, length = done.steps, what["budget"], what["seed"], what["length"]
+    where = (
+        "on lines of the text that were not trained on" if what["lines"] > 1 else "on the text itself, a single line"
+    )
     return f"""---
 library_name: locant
 base_model: {name}
@@ -37,7 +40,7 @@ seed {seed}, sequences up to {length} tokens, {what["lines"]:,} lines of text wi
 
 {table(done.measure, done.rows)}
 
-Agreement is with the original, on lines of the text that were not trained on; *silenced* is the model with its
+Agreement is with the original, {where}; *silenced* is the model with its
 positions taken away, *fitted* with the scheme set and nothing trained ({done.fit.explained:.0%} of what position did in
 attention is explained).
 

@@ -191,7 +191,7 @@ def distil(
         learning_rate=kind.rate,
         lr_scheduler_type="cosine",
         warmup_steps=steps // 10,
-        max_grad_norm=1.0,  # nearly always less than it is: short and long sequences have the same say
+        max_grad_norm=1.0,  # gradients are nearly always longer: short and long sequences then have the same say
         train_sampling_strategy="sequential",
         seed=seed,
         logging_strategy="no",
@@ -206,6 +206,8 @@ def distil(
         use_cpu=student.device.type == "cpu",
     )
     arguments._n_gpu = min(1, arguments.n_gpu)  # one process, one GPU
+    config: Any = student.config
+    cache = getattr(config, "use_cache", None)
     trainer = Distiller(
         model=student,
         args=arguments,
@@ -214,7 +216,11 @@ def distil(
         callbacks=[Watch()],
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    try:
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    finally:
+        if cache is not None:  # Trainer turns it off, for good
+            config.use_cache = cache
     student.eval()
     return looks
 

@@ -101,6 +101,9 @@ def fit(
     from locant.hf.swapping import swap
 
     sample.check(model, spec)
+    sample.check_length(length)
+    if tokens < 1:
+        raise ValueError(f"tokens must be at least 1, got {tokens}")
     batches = _batches(model, sample.Sampler(sample.tokenizer_of(model, tokenizer), text, seed=seed), length, tokens)
     turned: list[tuple[Tensor, Tensor]] = []  # weights of queries, and what they were
     try:
@@ -161,9 +164,10 @@ def _fit(
         if maker is not None and turned is not None:
             turned += [(weight, weight.clone()) for weight in maker.layer.parameters()]
         passes = 2 if len(goal) > len(batches) else 1  # ALBERT's layers share one attention: all of it, twice
-        for _ in range(passes):
+        for number_of_pass in range(passes):
             requests = _requests(model, name, batches, len(goal) // len(batches))
-            silenced = _cross_entropy(None, requests, goal)
+            if number_of_pass == 0:  # later its queries are turned
+                silenced = _cross_entropy(None, requests, goal)
             fitted = _set(scheme, requests, goal, own, maker)
         least = _entropy(goal)
         found.heads += [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import random
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 Text = str | Path | Sequence[str]
 SHORTEST = 16
 """Tokens of the shortest sequences; the others have twice as many, four times, …"""
-LETTERS = 40
-"""Lines with fewer are headings and the like."""
+LETTERS, LONG = 40, 10_000
+"""Lines with fewer letters are headings and the like; lines with more, such as whole books, are cut."""
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -47,6 +49,11 @@ def check(model: Any, spec: Any) -> None:
         raise ValueError(f"the model is in {half.pop()}, in which small steps are lost; call model.float() first")
 
 
+def check_length(length: int) -> None:
+    if length < SHORTEST // 2:
+        raise ValueError(f"length must be at least {SHORTEST // 2} tokens, got {length}")
+
+
 def tokenizer_of(model: PreTrainedModel, tokenizer: Any = None) -> Any:
     """The tokenizer given, or the one that lies beside the model."""
     if tokenizer is not None:
@@ -57,17 +64,20 @@ def tokenizer_of(model: PreTrainedModel, tokenizer: Any = None) -> Any:
     try:
         found = AutoTokenizer.from_pretrained(model.name_or_path)
     except Exception:  # transformers has one for each way of not being there
-        raise ValueError(f"no tokenizer is found for {name}; give it with tokenizer=…") from None
+        raise ValueError(f"no tokenizer is found for {name}; save one beside it, or give it with tokenizer=…") from None
     if not usable(found):  # where files are missing transformers makes an empty one
-        raise ValueError(f"there is no tokenizer with words beside {name}; give it with tokenizer=…")
+        raise ValueError(f"there is no tokenizer with words beside {name}; save one there, or give it with tokenizer=…")
     return found
 
 
 def longest(model: PreTrainedModel, length: int) -> int:
-    """`length`, or as much as the model can read."""
+    """`length`, or as much as the model can read: one with its own positions no more than it was made for."""
     from locant.analysis.behaviour import limits
+    from locant.hf.plan import plan_of
 
-    return min([length, *(limit for limit in limits(model) if limit is not None)])
+    possible, made_for = limits(model)
+    known = (possible, made_for if plan_of(model) is None else None)
+    return min([length, *(limit for limit in known if limit is not None)])
 
 
 def is_causal(model: PreTrainedModel, tokenizer: Any, lines: list[str]) -> bool:
@@ -78,12 +88,17 @@ def is_causal(model: PreTrainedModel, tokenizer: Any, lines: list[str]) -> bool:
 
 def pieces(text: Text) -> list[str]:
     """The lines of a text, file or folder, or the texts of a list; headings and other short things are left out."""
+    if isinstance(text, str) and "\n" not in text and len(text) < LONG and os.path.exists(text):
+        raise ValueError(f"{text} is a file or folder; give it as pathlib.Path({text!r})")
     if isinstance(text, Path):
         from locant.experiments.source import text as read
 
         text = read(str(text)).train
-    lines = text.splitlines() if isinstance(text, str) else list(text)
-    found = [line.strip() for line in lines if len(line.strip()) >= LETTERS]
+    if not isinstance(text, str) and not (isinstance(text, Sequence) and all(isinstance(line, str) for line in text)):
+        raise TypeError(f"text must be a string, a list of strings or a pathlib.Path, got {type(text).__name__}")
+    lines = [line.strip() for line in (text.splitlines() if isinstance(text, str) else text)]
+    whole = [part for line in lines for part in ([line] if len(line) <= LONG else textwrap.wrap(line, LONG))]
+    found = [line for line in whole if len(line) >= LETTERS]
     if not found:
         raise ValueError(
             f"the text has no line of {LETTERS} letters or more: give prose, a paragraph or sentence per line, or a "

@@ -1,7 +1,8 @@
 """Tasks to measure a model by before and after: `stsb:FOLDER`, `sentences:FILE`, `clm`, `mlm`.
 
 stsb        Spearman correlation of the cosine of pooled vectors with the judgements of STS-B's dev.tsv
-sentences   how often a sentence finds its document among long ones, each read at once (documents.py)
+sentences   how often a sentence finds its document among long ones (documents.py), which are read at once by a model
+            that can, else in pieces whose vectors are averaged
 clm         loss of the next token, on lines of the text that are not trained on, or clm:FILE
 mlm         loss of masked tokens, likewise
 """
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from locant.adaptation.adapting import Score
+    from locant.adaptation.documents import Sentences
 
 NAMES = ("stsb", "sentences", "clm", "mlm")
 ROWS, AT_ONCE, LONG = 64, 64, 2048
@@ -80,14 +82,18 @@ class Documents:
     def __init__(self, path: Path) -> None:
         from locant.adaptation.documents import articles
 
+        if not path.exists():
+            raise FileNotFoundError(f"there is no file or folder {path}")
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         self.documents = [article for file in files if file.is_file() for article in articles(read(file))]
+        self.task: Sentences | None = None
 
     def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
         from locant.adaptation.documents import Sentences
 
-        task = Sentences(tokenizer, self.documents, length=LONG, limit=longest(model, 512))
-        return task.accuracy(model, "whole" if longest(model, LONG) == LONG else "chunked")
+        if self.task is None:  # by the first model, the original: all answer the same questions
+            self.task = Sentences(tokenizer, self.documents, length=LONG, limit=longest(model, 512))
+        return self.task.accuracy(model, "whole" if longest(model, LONG) == LONG else "chunked")
 
 
 class Loss:

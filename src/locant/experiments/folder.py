@@ -85,7 +85,7 @@ def state(folder: Path) -> str:
     return "begun" if (folder / METRICS).exists() else "new"
 
 
-class Busy(Exception):
+class Busy(RuntimeError):
     """Another process has this folder."""
 
 

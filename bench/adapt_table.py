@@ -1,0 +1,88 @@
+"""Which scheme adapts best: a table and a picture of what bench/adapt.py measured.
+
+    python bench/adapt_table.py [bench/results/adapt.csv] [-o docs/results/adapt] [--budgets 30steps 380steps]
+
+Takes the rows in which all weights were trained for one of the budgets. Writes adapt.csv, adapt.md and adapt.png.
+"""
+
+import argparse
+import csv
+import statistics
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results" / "adapt.csv"
+OUT = Path(__file__).parent.parent / "docs" / "results" / "adapt"
+COLOURS = ["#d55e00", "#56b4e9", "#0072b2", "#009e73"]
+
+
+def scores(rows: list[dict[str, str]], spec: str, budget: str, state: str, what: str = "stsb") -> float:
+    """The mean over seeds."""
+    found = [float(row[what]) for row in rows if (row["spec"], row["budget"], row["state"]) == (spec, budget, state)]
+    return statistics.fmean(found) if found else float("nan")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
+    parser.add_argument("-o", "--out", type=Path, default=OUT)
+    parser.add_argument("--budgets", nargs="*", default=["30steps", "380steps"])
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    budgets = arguments.budgets
+    with arguments.results.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["train"] == "all" and row["budget"] in budgets]
+    specs = list(dict.fromkeys(row["spec"] for row in rows if row["budget"] == budgets[-1]))
+    specs.sort(key=lambda spec: -scores(rows, spec, budgets[-1], "adapted"))
+    parameters = {row["spec"]: int(row["parameters"]) for row in rows if row["state"] == "adapted"}
+    explained = {row["spec"]: float(row["explained"]) for row in rows if row["budget"] == budgets[-1]}
+    original, silenced = (scores(rows, specs[0], budgets[-1], state) for state in ("original", "silenced"))
+
+    lines = [
+        f"| | parameters | explained | fitted | {' | '.join(budgets)} | agreement |",
+        "|---|" + "---:|" * (4 + len(budgets)),
+    ]
+    for spec in specs:
+        adapted = " | ".join(f"{scores(rows, spec, budget, 'adapted'):.4f}" for budget in budgets)
+        near = scores(rows, spec, budgets[-1], "adapted", "agreement")
+        fitted = scores(rows, spec, budgets[-1], "fitted")
+        lines.append(
+            f"| `{spec}` | {parameters[spec]:,} | {explained[spec]:.0%} | {fitted:.4f} | {adapted} | {near:.4f} |"
+        )
+    lines.append(f"\nOriginal {original:.4f}, silenced {silenced:.4f}.")
+    (arguments.out / "adapt.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with (arguments.out / "adapt.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    draw(arguments.out / "adapt.png", rows, specs, budgets, original, silenced)
+    print("\n".join(lines))
+
+
+def draw(path: Path, rows: list[dict], specs: list[str], budgets: list[str], original: float, silenced: float) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7.2, 0.32 * len(specs) + 1.3), layout="constrained")
+    places = range(len(specs))[::-1]
+    states = [("fitted", budgets[-1], "fitted")] + [("adapted", budget, f"adapted, {budget}") for budget in budgets]
+    for colour, (state, budget, label) in zip(COLOURS, states, strict=False):
+        found = [scores(rows, spec, budget, state) for spec in specs]
+        axis.scatter(found, places, color=colour, s=26, label=label, zorder=3)
+    for place, spec in zip(places, specs, strict=True):
+        ends = [scores(rows, spec, budget, state) for state, budget, _ in states]
+        axis.plot([min(ends), max(ends)], [place, place], color="0.8", linewidth=1.2, zorder=1)
+    axis.axvline(original, color="black", linewidth=1.2, label="original", zorder=2)
+    axis.axvline(silenced, color="0.65", linewidth=1.2, label="silenced", zorder=2)
+    axis.set_yticks(places, specs, fontsize=8)
+    axis.tick_params(axis="x", labelsize=8)
+    axis.set_xlabel("STS-B dev, Spearman", fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=5, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
