@@ -37,14 +37,15 @@ class Windows(Dataset[dict[str, Tensor]]):
     """Windows of a stream of tokens, in a given order."""
 
     def __init__(self, tokens: Any, length: int, starts: Tensor) -> None:
-        self.tokens, self.length, self.starts = tokens, length, starts
+        # The column on the disk itself: by way of rows a batch takes a tenth of the time of a small model's step.
+        self.tokens, self.length, self.starts = tokens.data.column("token"), length, starts
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         start = int(self.starts[number])
-        return {"input_ids": torch.as_tensor(self.tokens[start : start + self.length]["token"], dtype=torch.long)}
+        return {"input_ids": torch.tensor(self.tokens.slice(start, self.length).to_numpy(), dtype=torch.long)}
 
 
 class _Language(Task):
