@@ -12,6 +12,7 @@ bench/results/stories.csv and stories.md (what each model writes); models that a
 import argparse
 import copy
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import locant
-from locant.adaptation.adapting import held_out
+from locant.adaptation.adapting import held_out, trained_on
 from locant.experiments.run import quiet
 from locant.experiments.source import read
 from locant.hf import llama2c
@@ -122,16 +123,16 @@ def main() -> None:
     lines = [f"{tokenizer.bos_token}{story}" for story in stories]  # each begins as it did when the model was trained
     for spec in arguments.specs:
         model, where = copy.deepcopy(original), arguments.keep / f"{spec}-{arguments.budget}".replace(":", "-")
+        fitted = copy.deepcopy(original)
+        locant.fit(fitted, spec, trained_on(lines), tokenizer=tokenizer, queries=True)
+        add(spec, 0, "fitted", fitted)
         if not (where / "DONE").exists():
-            fitted = copy.deepcopy(original)
-            locant.fit(fitted, spec, lines, tokenizer=tokenizer, queries=True)
-            add(spec, 0, "fitted", fitted)
             done = locant.adapt(
                 model, spec, lines, budget=arguments.budget, tokenizer=tokenizer, length=arguments.length, out=where,
                 look=lambda found, steps: print(f"  {found.step}/{steps} {found.agreement:.4f}", flush=True),
             )  # fmt: skip
             print(done, flush=True)
-        add(spec, int(arguments.budget.removesuffix("steps")), "adapted", locant.load(where))
+        add(spec, json.loads((where / "adapt.json").read_text())["steps"], "adapted", locant.load(where))
 
 
 if __name__ == "__main__":

@@ -531,6 +531,8 @@ def test_a_long_text_is_read_in_windows(kind):
 
     found, tokens = windows.read(outputs, batch)
     assert torch.equal(tokens, ids)
+    wider = {name: torch.cat([value, torch.zeros(1, 5, dtype=value.dtype)], 1) for name, value in batch.items()}
+    assert windows.read(outputs, wider)[0].shape[:2] == (1, 40)
     assert found.shape[:2] == (1, 35)
     for start, end, first, last in windows.pieces(33):
         alone = hf_models.output(model, input_ids=torch.cat([ids[:, :1], ids[:, 1 + start : 1 + end], ids[:, -1:]], 1))

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locant.adaptation.windows import Batch
+from locant.adaptation.windows import Batch, Tensors
 from locant.analysis.text import special_tokens
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MASKED = 0.15
 SAID = 4
 """Of so many tokens one is held to what the original says next."""
-Lesson = tuple[Tensor, ...]
+Lesson = Tensors
 """What a model is held to, or says: tensors [B, L, …]."""
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from locant.analysis.text import special_tokens
 
@@ -40,7 +39,7 @@ class Windows:
         if self.at_once(batch):
             return outputs(batch)
         rows = [self._row(outputs, ids[row, : int(mask[row].sum())]) for row in range(len(ids))]
-        return tuple(pad_sequence(list(parts), batch_first=True) for parts in zip(*rows, strict=True))
+        return tuple(_padded(parts, ids.shape[1]) for parts in zip(*rows, strict=True))
 
     def _row(self, outputs: Callable[[Batch], Tensors], ids: Tensor) -> Tensors:
         head, tail = len(self.before), len(self.after)
@@ -65,3 +64,11 @@ class Windows:
         ends = [start + (self.inside if self.causal else self.inside - step // 2) for start in starts[:-1]]
         kept = [0, *ends, count]
         return [(start, start + self.inside, kept[n], kept[n + 1]) for n, start in enumerate(starts)]
+
+
+def _padded(rows: Tensors, length: int) -> Tensor:
+    """[B, length, …] of rows [L, …], with zeros after them."""
+    found = rows[0].new_zeros(len(rows), length, *rows[0].shape[1:])
+    for row, states in enumerate(rows):
+        found[row, : len(states)] = states
+    return found

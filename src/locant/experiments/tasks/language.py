@@ -37,7 +37,7 @@ class Windows(Dataset[dict[str, Tensor]]):
     """Windows of a stream of tokens, in a given order."""
 
     def __init__(self, tokens: Any, length: int, starts: Tensor) -> None:
-        # The column on the disk itself: by way of rows a batch takes a tenth of the time of a small model's step.
+        # The column on the disk itself: reading rows one by one is slow beside the step of a small model.
         self.tokens, self.length, self.starts = tokens.data.column("token"), length, starts
 
     def __len__(self) -> int:
