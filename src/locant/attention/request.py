@@ -109,8 +109,7 @@ def prepare(
     offsets = find_offsets(positions, lq, lk, q.device, scheme.reach)
     scale = scheme.scale(d) if scale is None else float(scale)
     wide = torch.promote_types(q.dtype, torch.float32)
-    decoding = lq <= FEW and lq < lk and offsets.inverse is None
-    terms = tables(scheme, offsets, wide, decoding)
+    terms = tables(scheme, offsets, wide, decoding=lq <= FEW and lq < lk)
     terms = _check_terms(terms, scheme, q, v, offsets.count).to(wide)
     if terms.score is not None:
         inside = scale * terms.score

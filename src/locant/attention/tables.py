@@ -1,8 +1,8 @@
-"""The tables of a scheme for the offsets of a call; while decoding, kept from step to step.
+"""The tables of a scheme for the offsets of a call; kept from call to call while nothing is being trained.
 
-One query against a long cache needs a column for every key, and the next step needs the same ones and one more. So when
-nothing is being trained, the tables of the last call are kept, over twice the range, and a step takes a part of them.
-They are used again only if everything the scheme holds is what it was: parameters and buffers are compared by value (a
+A model in use asks for the same tables again and again, and for one short sequence they would be a tenth of its time.
+While decoding, a step needs those of the step before and one column more, so they are made over twice the range. They
+are used again only if everything the scheme holds is what it was: parameters and buffers are compared by value (a
 change through `.data` leaves no other trace), plain attributes too. That is all the schemes of this library depend on;
 of a scheme from elsewhere we cannot know, and it is asked anew each time.
 """
@@ -48,20 +48,21 @@ _kept: WeakKeyDictionary[Scheme, Kept] = WeakKeyDictionary()
 
 
 def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool) -> Terms:
-    """`scheme.terms(offsets.r)`; kept, in `dtype`, if `decoding`: few queries and consecutive offsets."""
-    if not decoding or torch.compiler.is_compiling() or torch.is_grad_enabled() or transforming() or _faking():
+    """`scheme.terms(offsets.r)`; for consecutive offsets kept, in `dtype`, with room for more if `decoding`."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or transforming() or _faking():
         return scheme.terms(offsets.r)
-    held = _holds(scheme)
+    held = _holds(scheme) if offsets.listed is None else None
     if held is None:
         return scheme.terms(offsets.r)
     plain, numbers = (dtype, offsets.device, *held[0]), held[1]
     lo, end, kept = offsets.lo, offsets.lo + offsets.count, _kept.get(scheme)
     if kept is None or lo < kept.lo or end > kept.end or not _same(kept, plain, numbers):
-        first = min(2 * lo, lo) if scheme.reach is None else lo  # room to grow into on the side of the past
+        room = decoding and scheme.reach is None  # to grow into, on the side of the past
+        first = min(2 * lo, lo) if room else lo
         wider = torch.arange(first, end, device=offsets.device)
         terms = scheme.terms(wider)
         if not isinstance(terms, Terms) or terms.pair is not None or not _well_formed(terms, wider):
-            return scheme.terms(offsets.r)
+            return scheme.terms(offsets.r) if room else terms
         terms = terms.to(dtype)
         if sum(table.numel() for table in terms.tables().values()) > LARGE:
             return terms.narrow(lo - first, offsets.count)

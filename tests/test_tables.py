@@ -1,4 +1,4 @@
-"""Decoding: tables are kept from step to step, and never used once anything they depend on has changed."""
+"""Tables are kept from call to call, and never used once anything they depend on has changed."""
 
 import copy
 
@@ -28,6 +28,11 @@ def step(scheme, q, k, v, n, impl="auto", **how):
         return locant.attend(q[:, :, n - 1 : n], k[:, :, :n], v[:, :, :n], scheme, causal=True, impl=impl, **how)
 
 
+def whole(scheme, q, k, v, n, impl="auto", **how):
+    with torch.no_grad():
+        return locant.attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], scheme, impl=impl, **how)
+
+
 def truth(scheme, q, k, v, n, **how):
     return step(copy.deepcopy(scheme), q, k, v, n, impl="eager", **how)  # a copy has no kept tables
 
@@ -41,6 +46,26 @@ def test_no_table_over_the_whole_range_is_made_per_step(monkeypatch):
     assert sum(asked) < 3 * 200  # once over twice the range, not 100 times over all of it
     for n, out in zip(range(100, 200), ours, strict=True):
         torch.testing.assert_close(out, truth(scheme, q, k, v, n), rtol=1e-4, atol=1e-5)
+
+
+def test_tables_are_made_once_for_sequences_that_are_no_longer(monkeypatch):
+    asked, original = [], locant.SCHEMES["tisa"].terms
+    monkeypatch.setattr(locant.SCHEMES["tisa"], "terms", lambda self, r: asked.append(len(r)) or original(self, r))
+    scheme = cases.build("tisa").float()
+    q, k, v = cases.tensors(lq=90, lk=90, dtype=torch.float32)
+    for n in (80, 40, 80, 3, 90, 90):
+        whole(scheme, q, k, v, n)
+    assert asked == [159, 179]
+
+
+@pytest.mark.parametrize("impl", ["eager", "sdpa", "auto"])
+@pytest.mark.parametrize("spec", [*(spec for spec in SPECS if "shaw" not in spec), "fire", "rope+alibi"])
+def test_whole_sequences_and_steps_in_any_order_equal_eager(spec, impl):
+    scheme = cases.build(spec).float()
+    q, k, v = cases.tensors(lq=60, lk=60, dtype=torch.float32)
+    for n, run in ((50, whole), (20, whole), (30, step), (60, whole), (45, step), (1, whole), (60, step), (37, whole)):
+        expected = run(copy.deepcopy(scheme), q, k, v, n, impl="eager")
+        torch.testing.assert_close(run(scheme, q, k, v, n, impl=impl), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -86,13 +111,15 @@ def _round(scheme):
 
 @pytest.mark.parametrize("change", [_data, _optimizer, _load, _replace, _numpy, _round])
 @pytest.mark.parametrize("spec", ["tisa", "t5", "huang4:clip=3"])
-def test_a_changed_parameter_is_noticed(spec, change):
+@pytest.mark.parametrize("run", [step, whole])
+def test_a_changed_parameter_is_noticed(spec, change, run):
     scheme = cases.build(spec).float()
     q, k, v = cases.tensors(lq=40, lk=40, dtype=torch.float32)
-    before = step(scheme, q, k, v, 30)
+    before = run(scheme, q, k, v, 30)
     change(scheme)
-    after = step(scheme, q, k, v, 30)
-    torch.testing.assert_close(after, truth(scheme, q, k, v, 30), rtol=1e-4, atol=1e-5)
+    after = run(scheme, q, k, v, 30)
+    expected = run(copy.deepcopy(scheme), q, k, v, 30, impl="eager")
+    torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-5)
     assert not torch.equal(before, after)
 
 
