@@ -63,10 +63,10 @@ def main() -> None:
     folder = str(Path(package).parent / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     lines, score = sample.pieces(arguments.text), Once(Stsb(arguments.stsb))
-    for budget in arguments.budgets:
-        for seed in range(arguments.seeds):
-            for train in arguments.train:
-                for spec in arguments.specs:
+    for spec in arguments.specs:
+        for budget in arguments.budgets:
+            for seed in range(arguments.seeds):
+                for train in arguments.train:
                     run = {"spec": spec, "train": train, "budget": budget, "seed": str(seed)}
                     if any(all(row[key] == run[key] for key in run) for row in known(arguments.results)):
                         continue

@@ -141,15 +141,18 @@ def test_one_that_is_killed_ends_as_an_undisturbed_one(tmp_path):
 
 def test_a_budget_of_time_becomes_steps_once(tmp_path):
     what, budget = {}, adapting.Budget.parse("10s")
-    assert adapting._steps(tmp_path, what, budget, took=3.0, pace=lambda: (0.5, 0.05)) == 12  # and 20 looks
-    assert adapting._steps(tmp_path, what, budget, took=1.0, pace=lambda: (0.1, 0.0)) == 12  # as it was written down
-    assert json.loads((tmp_path / "adapt.json").read_text())["steps"] == 12
+    assert adapting._steps(tmp_path, what, budget, took=3.0, pace=lambda: (0.5, 0.05)) == 13  # and a look
+    assert adapting._steps(tmp_path, what, budget, took=1.0, pace=lambda: (0.1, 0.0)) == 13  # as it was written down
+    assert json.loads((tmp_path / "adapt.json").read_text())["steps"] == 13
+    much = adapting.Budget.parse("1000s")  # 10 looks, and not 199
+    assert adapting._steps(tmp_path, {}, much, took=0.0, pace=lambda: (0.5, 1.0)) == 1980
 
 
 def test_it_stops_where_nothing_gets_better(monkeypatch):
     monkeypatch.setattr(Agreement, "rate", 0.0)
     monkeypatch.setattr(distil, "SCHEME_RATE", 0.0)
     monkeypatch.setattr(distil, "PATIENCE", 3)
+    monkeypatch.setattr(distil, "EVERY", 1)
     done = adapted(hf_models.make("bert"), budget="20steps")
     assert len(done.looks) == 4  # one, and three that are no better
 
@@ -236,17 +239,17 @@ def test_what_the_caller_had_is_as_it_was():
 
 def test_another_model_or_text_does_not_go_on_from_a_checkpoint(tmp_path):
     def stop(found, steps):
-        if found.step == 4:
+        if found.step == 10:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        adapted(hf_models.make("bert"), budget="8steps", out=tmp_path, look=stop)
+        adapted(hf_models.make("bert"), budget="20steps", out=tmp_path, look=stop)
     with pytest.raises(ValueError, match="weights: "):
-        adapted(hf_models.make("bert", seed=1), budget="8steps", out=tmp_path)
+        adapted(hf_models.make("bert", seed=1), budget="20steps", out=tmp_path)
     with pytest.raises(ValueError, match="text: "):
-        locant.adapt(hf_models.make("bert"), "tisa:kernels=3", words.text()[::-1], budget="8steps", tokenizer=TOKENS,
+        locant.adapt(hf_models.make("bert"), "tisa:kernels=3", words.text()[::-1], budget="20steps", tokenizer=TOKENS,
                      length=32, out=tmp_path)  # fmt: skip
-    assert adapted(hf_models.make("bert"), budget="8steps", out=tmp_path).steps == 8
+    assert adapted(hf_models.make("bert"), budget="20steps", out=tmp_path).steps == 20
 
 
 def test_a_score_must_be_a_number_before_anything_is_trained():

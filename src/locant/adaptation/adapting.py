@@ -31,7 +31,7 @@ from torch import Tensor
 
 from locant.adaptation import card, sample
 from locant.adaptation.agreement import Agreement, agree, agreement_for
-from locant.adaptation.distil import LOOKS, Look, Original, Steps, distil, frozen, seconds_of_a_step, to
+from locant.adaptation.distil import EVERY, LOOKS, Look, Original, Steps, distil, frozen, seconds_of_a_step, to
 from locant.adaptation.fitting import Fit, fit, silenced
 from locant.adaptation.sample import Sampler, Text
 from locant.adaptation.windows import Batch, Windows
@@ -305,7 +305,8 @@ def _steps(
         what["steps"] = wanted.steps
         if wanted.seconds is not None:
             step, look = pace()
-            what["steps"] = max(1, int((wanted.seconds - took - LOOKS * look) / step))
+            left = wanted.seconds - took
+            what["steps"] = max(1, int(left / (step + look / EVERY)), int((left - LOOKS * look) / step))
         files.write_json(where / FILE, what)
     return int(what["steps"])
 

@@ -30,9 +30,10 @@ TOKENS = 1024
 """Tokens of a step."""
 SCHEME_RATE = 5e-3
 """Learning rate of a scheme, in the units of `start.unit`."""
-LOOKS = 20
-"""How often the agreement is measured, and a checkpoint written, in a training."""
-PATIENCE = 8
+LOOKS, EVERY = 10, 10
+"""How often the agreement is measured, and a checkpoint written, in a training; but not more often than after so many
+steps, three of which a look takes as long as."""
+PATIENCE = 4
 """Looks without a better agreement after which there is no use in going on."""
 
 
@@ -146,7 +147,7 @@ def distil(
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     kind, steps = original.kind, len(training)
-    every = max(1, steps // LOOKS)
+    every = max(EVERY, steps // LOOKS)
     out.mkdir(parents=True, exist_ok=True)
     last = files.last_checkpoint(out)
     files.rewind(out / files.METRICS, 0 if last is None else int(last.name.rpartition("-")[2]))
