@@ -137,6 +137,7 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
         if not (folder / "run.json").exists():
             files.write_json(folder / "run.json", describe(run))
         files.rewind(folder / files.METRICS, _step(last))
+    cache = getattr(model.config, "use_cache", None)
     trainer = _trainer(run, model, here, arguments)
     ready = time.perf_counter()
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
@@ -149,6 +150,8 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
             model.to(arguments.device)  # type: ignore[arg-type]
     if not main:
         return
+    if cache is not None:  # Trainer turns it off, for good
+        model.config.use_cache = cache
     model.save_pretrained(folder)
     here.tokenizer.save_pretrained(folder)
     model.eval()
