@@ -91,7 +91,7 @@ class InUnits(torch.optim.AdamW):
     """
 
     def __init__(self, groups: list[dict[str, Any]], units: dict[nn.Parameter, Tensor | float]) -> None:
-        super().__init__(groups, weight_decay=0.0)
+        super().__init__(groups, weight_decay=0.0, fused=True)  # a seventh of the time, also on CPUs
         self.units = units
 
     @torch.no_grad()

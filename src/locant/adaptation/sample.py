@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 Text = str | Path | Sequence[str]
 SHORTEST = 16
 """Tokens of the shortest sequences; the others have twice as many, four times, …"""
-LETTERS, LONG = 40, 10_000
-"""Lines with fewer letters are headings and the like; lines with more, such as whole books, are cut."""
-SENTENCE = re.compile(r"(?<=[.!?])\s+")
+BYTES, LONG = 40, 10_000
+"""Lines with fewer bytes are headings and the like; lines with more letters, such as whole books, are cut."""
+SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[。！？।])\s*")
+ENDLESS = 64
+"""Tokens after which a sentence is taken to have ended: not every text has full stops."""
 
 
 def check(model: Any, spec: Any) -> None:
@@ -88,8 +90,11 @@ def is_causal(model: PreTrainedModel, tokenizer: Any, lines: list[str]) -> bool:
 
 def pieces(text: Text) -> list[str]:
     """The lines of a text, file or folder, or the texts of a list; headings and other short things are left out."""
-    if isinstance(text, str) and "\n" not in text and len(text) < LONG and os.path.exists(text):
-        raise ValueError(f"{text} is a file or folder; give it as pathlib.Path({text!r})")
+    if isinstance(text, str) and "\n" not in text and len(text) < LONG:
+        if os.path.exists(text):
+            raise ValueError(f"{text} is a file or folder; give it as pathlib.Path({text!r})")
+        if os.sep in text and not any(letter.isspace() for letter in text):
+            raise ValueError(f"the text is {text!r}, one word; if it is a file or folder, give it as a pathlib.Path")
     if isinstance(text, Path):
         from locant.experiments.source import text as read
 
@@ -98,10 +103,10 @@ def pieces(text: Text) -> list[str]:
         raise TypeError(f"text must be a string, a list of strings or a pathlib.Path, got {type(text).__name__}")
     lines = [line.strip() for line in (text.splitlines() if isinstance(text, str) else text)]
     whole = [part for line in lines for part in ([line] if len(line) <= LONG else textwrap.wrap(line, LONG))]
-    found = [line for line in whole if len(line) >= LETTERS]
+    found = [line for line in whole if len(line.encode()) >= BYTES]
     if not found:
         raise ValueError(
-            f"the text has no line of {LETTERS} letters or more: give prose, a paragraph or sentence per line, or a "
+            f"the text has no line of {BYTES} letters or more: give prose, a paragraph or sentence per line, or a "
             f"list of texts (a file is given as a pathlib.Path)"
         )
     return found
@@ -159,15 +164,15 @@ class Sampler:
     def _split(self, line: str) -> list[list[int]]:
         """The tokens of each sentence. A line is tokenised as a whole: what follows a space may be another token."""
         ends = [match.end() for match in SENTENCE.finditer(line)]
-        if not getattr(self.tokenizer, "is_fast", False):
+        if getattr(self.tokenizer, "is_fast", False):
+            made = self.tokenizer(line, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            sentences: list[list[int]] = [[] for _ in range(len(ends) + 1)]
+            for token, (_, end) in zip(made["input_ids"], made["offset_mapping"], strict=True):
+                sentences[bisect.bisect_left(ends, end)].append(token)
+        else:
             pieces = [line[a:b].strip() for a, b in itertools.pairwise([0, *ends, len(line)])]
-            found = self.tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
-            return [ids for ids in found if ids]
-        made = self.tokenizer(line, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        sentences: list[list[int]] = [[] for _ in range(len(ends) + 1)]
-        for token, (_, end) in zip(made["input_ids"], made["offset_mapping"], strict=True):
-            sentences[bisect.bisect_left(ends, end)].append(token)
-        return [ids for ids in sentences if ids]
+            sentences = self.tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
+        return [ids[at : at + ENDLESS] for ids in sentences for at in range(0, len(ids), ENDLESS)]
 
 
 def padded(rows: list[list[int]], tokenizer: Any) -> dict[str, Tensor]:
