@@ -10,14 +10,22 @@ import time
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 from typer.testing import CliRunner
 
 import locant
 from locant.adaptation import adapting, distil, scores
 from locant.adaptation.agreement import Agreement, Next, States, Tokens, agreement_for, pooled
 from locant.adaptation.documents import Sentences, articles
+from locant.adaptation.sample import Sampler, pieces
 from locant.adaptation.windows import Windows
+from locant.analysis.text import special_tokens
 from locant.cli import app
 from locant.experiments import folder
 from tests import bert, hf_models, words
@@ -553,3 +561,143 @@ def test_a_model_is_adapted_past_its_length():
     done = adapted(hf_models.make("bert"), "alibi", length=128, budget="20steps")  # it had 40 positions
     assert done.model(input_ids=words.rows(1, 128)).last_hidden_state.isfinite().all()
     assert done.rows[3].agreement > done.rows[2].agreement
+
+
+# ------------------------------------------------------------------------------------- what an attacker found
+
+
+def test_one_that_stopped_by_itself_and_was_killed_then_trains_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(Agreement, "rate", 0.0)
+    monkeypatch.setattr(distil, "SCHEME_RATE", 0.0)
+    monkeypatch.setattr(distil, "EVERY", 1)
+    calls = []
+
+    def score(model, tokenizer):
+        calls.append(model)
+        if len(calls) == 4:  # the adapted model is measured
+            raise KeyboardInterrupt
+        return 0.0
+
+    with pytest.raises(KeyboardInterrupt):
+        adapted(hf_models.make("bert"), budget="30steps", out=tmp_path, scores={"it": score})
+    stopped = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert stopped < 30
+    steps, real = [], distil._loss
+    monkeypatch.setattr(distil, "_loss", lambda *args: steps.append(1) or real(*args))
+    assert adapted(hf_models.make("bert"), budget="30steps", out=tmp_path, scores={"it": score}).steps == stopped
+    assert steps == []
+
+
+@pytest.mark.parametrize("spec", ["tisa:kernels=3 + first", "tisa:kernels=3+First", "tisa:kernels=3+first"])
+def test_what_a_table_leaves_is_added_once(spec):
+    models = [hf_models.make("bert"), hf_models.make("bert")]
+    for model, each in zip(models, (spec, "tisa:kernels=3"), strict=True):
+        locant.fit(model, each, words.text(), tokenizer=TOKENS, length=16, tokens=64)
+    ids = torch.arange(3, 20)[None]
+    torch.testing.assert_close(*(model(input_ids=ids).last_hidden_state for model in models))
+
+
+def test_text_without_full_stops_is_read_all_over():
+    lines = [" ".join(f"w{5 + (n * (m + 1) + m) % 53}" for n in range(300)) for m in range(20)]
+    sampler = Sampler(TOKENS, lines)
+    starts = {tuple(row[:8].tolist()) for row in sampler.rows(400, 32)}
+    assert len(starts) > 60  # 300 words are at least five sentences; by lines alone there would be 20
+
+
+def test_chinese_sentences_are_sentences():
+    line = "這是第一句話，不長也不短。這是第二句話，也差不多。第三句話在這裡！"
+    assert len(pieces([line])) == 1  # 34 letters, a hundred bytes
+    assert len(Sampler(words.Letters(), [line])._split(line)) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["/home/somebody/data/wikitext-2-raw/wiki.train.tokns", "some/where/that/is/not/there/at/all.txt"]
+)
+def test_a_path_that_is_not_there_is_not_prose(text):
+    with pytest.raises(ValueError, match=r"pathlib\.Path"):
+        pieces(text)
+
+
+def test_a_file_is_read_to_its_end(tmp_path):
+    (tmp_path / "text.txt").write_text("A line that is long enough to be taken for prose.\n" * 3)
+    assert len(pieces(tmp_path / "text.txt")) == 3
+
+
+def test_states_of_another_size_are_left_to_the_logits():
+    model = hf_models.make("opt", AutoModelForCausalLM, word_embed_proj_dim=16, do_layer_norm_before=False)
+    assert adapted(model, "alibi", budget="2steps").steps == 2
+
+
+def test_special_tokens_of_a_tokenizer_that_knows_no_latin_letters():
+    class Tokenizer:
+        def __call__(self, text, add_special_tokens=True, **options):
+            ids = [5] * text.count("中")
+            return {"input_ids": [1, *ids, 2] if add_special_tokens else ids}
+
+    assert special_tokens(Tokenizer()) == ([1], [2])
+    with pytest.raises(ValueError, match="makes no tokens"):
+        special_tokens(lambda text, **options: {"input_ids": []})
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto"), [("gpt2", AutoModelForSequenceClassification), ("bert", AutoModelForMultipleChoice)]
+)
+def test_heads_that_want_something_else_do_not_disturb(kind, auto):
+    assert adapted(hf_models.make(kind, auto), "alibi", budget="2steps").steps == 2
+
+
+def test_another_tokenizer_does_not_go_on(tmp_path):
+    def stop(found, steps):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adapted(hf_models.make("bert"), out=tmp_path, look=stop)
+    with pytest.raises(ValueError, match="tokens: "):
+        adapted(hf_models.make("bert"), out=tmp_path, tokenizer=words.Letters())
+
+
+def test_models_in_double_precision_can_be_turned():
+    model = hf_models.make("llama", AutoModelForCausalLM).double()
+    found = locant.fit(model, "alibi", words.text(), tokenizer=TOKENS, length=16, tokens=64, queries=True)
+    assert found.explained > 0
+
+
+def test_tokens_the_model_does_not_know_are_refused():
+    model = hf_models.make("bert", vocab_size=10)
+    for run in (adapted, lambda model: locant.fit(model, "tisa", words.text(), tokenizer=TOKENS)):
+        with pytest.raises(ValueError, match="and BertModel has 10; give the tokenizer"):
+            run(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"seed": -1}, "seed must be"), ({"length": "32"}, "length must be"), ({"budget": 4}, "budget must look like")],
+)
+def test_numbers_are_checked_before_anything_is_done(options, said):
+    with pytest.raises(ValueError, match=said):
+        adapted(hf_models.make("bert"), **options)
+
+
+def test_parts_keep_their_modes_and_configs_their_entries():
+    model = hf_models.make("distilbert").train()
+    model.embeddings.eval()
+    adapted(model, budget="2steps")
+    assert model.training
+    assert not model.embeddings.training
+    assert "use_cache" not in vars(model.config)
+
+
+def test_a_config_that_names_no_class_is_not_opened_quietly(tmp_path):
+    hf_models.make("bert", AutoModelForMaskedLM).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.warns(UserWarning, match="opened as BertModel, without a head"):
+        locant.load(tmp_path)
+
+
+def test_return_dict_false_is_refused():
+    model = hf_models.make("bert")
+    model.config.return_dict = False
+    with pytest.raises(ValueError, match="return_dict"):
+        locant.swap(model, "alibi")

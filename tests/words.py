@@ -22,6 +22,16 @@ class Tokenizer:
         pass
 
 
+class Letters(Tokenizer):
+    """One token per letter."""
+
+    def __call__(self, text, add_special_tokens=True, **_):
+        if isinstance(text, list):
+            return {"input_ids": [self(each, add_special_tokens)["input_ids"] for each in text]}
+        ids = [5 + ord(letter) % 55 for letter in text if not letter.isspace()]
+        return {"input_ids": [0, *ids, 2] if add_special_tokens else ids}
+
+
 def text(lines: int = 300, seed: int = 0) -> list[str]:
     """Lines of sentences in which a word is followed by those near to it."""
     rng, found = random.Random(seed), []

@@ -63,10 +63,14 @@ def adapt(
             def look(found: Any, steps: int) -> None:
                 bar.update(job, completed=found.step, total=steps, near=f"agreement {found.agreement:.4f}")
 
-            done = run(
-                loaded, spec, lines, budget=budget, train=train, tokenizer=sample.tokenizer_of(loaded), out=out,
-                scores=tasks, length=length, seed=seed, say=say, look=look,
-            )  # fmt: skip
+            try:
+                done = run(
+                    loaded, spec, lines, budget=budget, train=train, tokenizer=sample.tokenizer_of(loaded), out=out,
+                    scores=tasks, length=length, seed=seed, say=say, look=look,
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                console.print("stopped; the same command goes on from its last checkpoint, if it had come to one")
+                raise typer.Exit(130) from None
     console.print(
         f"{done.fit.explained:.0%} of what position did in attention is explained by the fit", highlight=False
     )

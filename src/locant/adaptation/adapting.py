@@ -148,15 +148,17 @@ def adapt(
         raise ValueError(f"train must be one of {', '.join(TRAIN)}, got {train!r}")
     wanted = Budget.parse(budget)
     sample.check(model, spec)
-    sample.check_length(length)
+    sample.check_numbers(length, seed)
     tokenizer = sample.tokenizer_of(model, tokenizer)
     lines = sample.pieces(text)
+    sample.check_words(model, tokenizer, lines)
     with _undisturbed(model):
         causal = sample.is_causal(model, tokenizer, lines)
         kind = agreement_for(model, tokenizer, causal=causal)
         swap(swap(model, spec), "native")  # whatever is wrong with the scheme, it is said now
     what = {"spec": spec, "model": model.name_or_path, "budget": budget, "train": train, "length": length,
-            "seed": seed, "lines": len(lines), "text": _text_hash(lines), "weights": _weights_hash(model)}  # fmt: skip
+            "seed": seed, "lines": len(lines), "text": _hash("\n".join(lines)), "weights": _weights_hash(model),
+            "tokens": _hash(str(tokenizer(lines[:100], verbose=False)["input_ids"]))}  # fmt: skip
     with _folder(out, what) as where, _undisturbed(model):
         before = frozen(model, shared=train == "scheme")
         try:
@@ -223,8 +225,8 @@ def _number(name: str, score: Any) -> float:
         raise TypeError(f"the score {name} must be a number, got {score!r}") from None
 
 
-def _text_hash(lines: list[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _weights_hash(model: PreTrainedModel) -> str:
@@ -255,7 +257,7 @@ def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
     import numpy as np
     import transformers
 
-    mode, says = model.training, transformers.utils.logging.get_verbosity()
+    modes, says = {part: part.training for part in model.modules()}, transformers.utils.logging.get_verbosity()
     states = random.getstate(), np.random.get_state()
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -265,7 +267,8 @@ def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
             random.setstate(states[0])
             np.random.set_state(states[1])
             transformers.utils.logging.set_verbosity(says)
-            model.train(mode)
+            for part in model.modules():  # a scheme that is new, as the model
+                part.training = modes.get(part, modes[model])
 
 
 @contextmanager

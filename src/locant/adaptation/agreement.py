@@ -138,7 +138,8 @@ class Next(Tokens):
         only = {"logits_to_keep": places} if some else {}
         found = model(**batch, **only, output_hidden_states=True)
         logits = found.logits if some or places is None else found.logits[:, places]
-        return logits, torch.stack(found.hidden_states[1:], dim=2)
+        states = [each for each in found.hidden_states[1:] if each.shape == found.hidden_states[1].shape]
+        return logits, torch.stack(states, dim=2)  # where the last is projected to another size, its logits say it all
 
     def places(self, batch: Batch) -> Tensor:
         """Every fourth token, from one of the first four on, whichever the tokens say: all have their turn."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from locant.adaptation.agreement import Agreement, Lesson, agree
 from locant.adaptation.sample import Sampler
@@ -153,8 +153,10 @@ def distil(
     files.rewind(out / files.METRICS, 0 if last is None else int(last.name.rpartition("-")[2]))
     looks = [Look(line["step"], line["agreement"], line["seconds"]) for line in files.lines(out / files.METRICS)]
     began = time.perf_counter() - (looks[-1].seconds if looks else 0.0)
+    batches: Dataset[Batch] = training
     if _stalled(looks):  # it had stopped, and was killed after that
         steps = looks[-1].step
+        batches = Subset(training, range(steps))  # Trainer does a step before it sees that there is none to do
 
     groups, sizes = _groups(student, kind.rate)  # of the fitted model, also where training goes on from a checkpoint
 
@@ -167,8 +169,8 @@ def distil(
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step % every and state.global_step < steps:
                 return
-            batches, outputs = held_out
-            found = Look(state.global_step, agree(kind, outputs, student, batches), time.perf_counter() - began)
+            measured, outputs = held_out
+            found = Look(state.global_step, agree(kind, outputs, student, measured), time.perf_counter() - began)
             looks.append(found)
             files.append(out / files.METRICS, {"kind": "step", **vars(found)})
             look(found)
@@ -208,11 +210,11 @@ def distil(
     )
     arguments._n_gpu = min(1, arguments.n_gpu)  # one process, one GPU
     config: Any = student.config
-    cache = getattr(config, "use_cache", None)
+    cache = vars(config).get("use_cache")
     trainer = Distiller(
         model=student,
         args=arguments,
-        train_dataset=training,
+        train_dataset=batches,
         data_collator=lambda batches: batches[0],
         callbacks=[Watch()],
     )
@@ -220,8 +222,10 @@ def distil(
     try:
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     finally:
-        if cache is not None:  # Trainer turns it off, for good
+        if cache is not None:  # Trainer turns it off, for good, or puts it there
             config.use_cache = cache
+        else:
+            vars(config).pop("use_cache", None)
     student.eval()
     return looks
 

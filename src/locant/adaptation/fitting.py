@@ -101,10 +101,12 @@ def fit(
     from locant.hf.swapping import swap
 
     sample.check(model, spec)
-    sample.check_length(length)
+    sample.check_numbers(length, seed)
     if tokens < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}")
-    batches = _batches(model, sample.Sampler(sample.tokenizer_of(model, tokenizer), text, seed=seed), length, tokens)
+    tokenizer, lines = sample.tokenizer_of(model, tokenizer), sample.pieces(text)
+    sample.check_words(model, tokenizer, lines)
+    batches = _batches(model, sample.Sampler(tokenizer, lines, seed=seed), length, tokens)
     turned: list[tuple[Tensor, Tensor]] = []  # weights of queries, and what they were
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -185,7 +187,8 @@ def _fit(
 def with_first(spec: str) -> str:
     """A spec, or each part of one that differs from layer to layer, with what a table leaves behind."""
     parts = [part.strip() for part in spec.split("/")]
-    return "/".join(part if "first" in part.split("+") else f"{part}+first" for part in parts)
+    there = ({each.partition(":")[0].strip().lower() for each in part.split("+")} for part in parts)
+    return "/".join(part if "first" in names else f"{part}+first" for part, names in zip(parts, there, strict=True))
 
 
 @contextmanager
@@ -312,7 +315,7 @@ def _weights(model: PreTrainedModel, batches: list[Tensor]) -> dict[str, list[Te
 
     with listening_to(model, record):
         for rows in batches:
-            model(input_ids=rows)
+            model.base_model(input_ids=rows)
     return found
 
 
@@ -334,5 +337,5 @@ def _requests(model: PreTrainedModel, name: str, batches: list[Tensor], calls: i
     with listening_to(model, record):
         for rows in batches:
             with suppress(_Enough):
-                model(input_ids=rows)
+                model.base_model(input_ids=rows)
     return found

@@ -33,10 +33,10 @@ UNIT = 0.3
 class Turn(nn.Module):
     """The matrices A [H, D, D] and vectors a [H, D] of one attention; as it starts it changes nothing."""
 
-    def __init__(self, heads: int, dim: int, *, shift: bool, device: Any = None) -> None:
+    def __init__(self, heads: int, dim: int, *, shift: bool, like: Tensor) -> None:
         super().__init__()
-        self.matrix = nn.Parameter(torch.eye(dim, device=device).repeat(heads, 1, 1))
-        self.shift = nn.Parameter(torch.zeros(heads, dim, device=device)) if shift else None
+        self.matrix = nn.Parameter(torch.eye(dim, device=like.device, dtype=like.dtype).repeat(heads, 1, 1))
+        self.shift = nn.Parameter(like.new_zeros(heads, dim)) if shift else None
 
     def forward(self, q: Tensor) -> Tensor:
         """[B, H, L, D] to the same."""
@@ -57,7 +57,7 @@ class Maker:
 
     def turn(self) -> Turn:
         weight: Any = self.layer.weight
-        return Turn(*self.columns.shape, shift=self.layer.bias is not None, device=weight.device)
+        return Turn(*self.columns.shape, shift=self.layer.bias is not None, like=weight.detach())
 
     @torch.no_grad()
     def put(self, turn: Turn) -> None:
@@ -90,7 +90,7 @@ def find(model: PreTrainedModel, attention: nn.Module, rows: Tensor) -> Maker | 
             if isinstance(layer, (nn.Linear, Conv1D)):
                 stack.enter_context(layer.register_forward_hook(heard))
         with torch.no_grad(), listening_to(model, record):
-            model(input_ids=rows)
+            model.base_model(input_ids=rows)
     for layer, output in given:
         for factor in (1.0, queries[0].shape[-1] ** -0.5):
             columns = _columns(queries[0], output * factor)

@@ -37,6 +37,8 @@ def check(model: Any, spec: Any) -> None:
     from locant.hf.swapping import check_model
 
     check_model(model)
+    if getattr(model, "main_input_name", "input_ids") != "input_ids":
+        raise ValueError(f"{type(model).__name__} does not read tokens: text says nothing to it")
     if not isinstance(spec, str) or spec.strip() == "native":
         raise ValueError(f"spec must be a string that names a scheme, such as tisa:kernels=5; got {spec!r}")
     if plan_of(model) is not None:
@@ -51,9 +53,22 @@ def check(model: Any, spec: Any) -> None:
         raise ValueError(f"the model is in {half.pop()}, in which small steps are lost; call model.float() first")
 
 
-def check_length(length: int) -> None:
-    if length < SHORTEST // 2:
-        raise ValueError(f"length must be at least {SHORTEST // 2} tokens, got {length}")
+def check_numbers(length: int, seed: int) -> None:
+    if not isinstance(length, int) or length < SHORTEST // 2:
+        raise ValueError(f"length must be a number of tokens, at least {SHORTEST // 2}, got {length!r}")
+    if not isinstance(seed, int) or not 0 <= seed < 2**32 - 1:
+        raise ValueError(f"seed must be a whole number from 0 to 2³² − 2, got {seed!r}")
+
+
+def check_words(model: PreTrainedModel, tokenizer: Any, lines: list[str]) -> None:
+    """Whether a model knows the tokens that its tokenizer makes of a text; of its first lines, to be quick."""
+    words: Any = model.get_input_embeddings()
+    most = max((token for ids in tokenizer(lines[:200], verbose=False)["input_ids"] for token in ids), default=0)
+    if most >= words.weight.shape[0]:
+        raise ValueError(
+            f"the tokenizer makes a token {most}, and {type(model).__name__} has {words.weight.shape[0]}; give the "
+            f"tokenizer that the model was trained with"
+        )
 
 
 def tokenizer_of(model: PreTrainedModel, tokenizer: Any = None) -> Any:
@@ -96,9 +111,9 @@ def pieces(text: Text) -> list[str]:
         if os.sep in text and not any(letter.isspace() for letter in text):
             raise ValueError(f"the text is {text!r}, one word; if it is a file or folder, give it as a pathlib.Path")
     if isinstance(text, Path):
-        from locant.experiments.source import text as read
+        from locant.experiments import source
 
-        text = read(str(text)).train
+        text = source.read(text) if text.is_file() else source.text(str(text)).train
     if not isinstance(text, str) and not (isinstance(text, Sequence) and all(isinstance(line, str) for line in text)):
         raise TypeError(f"text must be a string, a list of strings or a pathlib.Path, got {type(text).__name__}")
     lines = [line.strip() for line in (text.splitlines() if isinstance(text, str) else text)]

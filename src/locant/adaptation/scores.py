@@ -54,6 +54,8 @@ class Stsb:
         from locant.experiments.tasks.glue import Glue
 
         self.part = Glue("STS-B").dev(where)
+        if len(self.part.labels) < 3:
+            raise ValueError(f"STS-B in {where} has {len(self.part.labels)} pairs: a correlation needs at least 3")
 
     def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
         from scipy.stats import spearmanr

@@ -75,7 +75,7 @@ def by_distance(model: PreTrainedModel, ids: Tensor) -> list[Layer]:
 
     with listening_to(model, record), torch.no_grad():
         for row in ids:  # one at a time: a logit matrix per head is what has to fit
-            model(input_ids=row[None])
+            model.base_model(input_ids=row[None])  # a head may want more than one row, or less
     if not sums:
         raise ValueError(f"{type(model).__name__} ran no self-attention that locant can listen to")
     return [x.layer(number, name) for number, (name, x) in enumerate(sums.items(), 1)]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PROBES = ("a", "0", "中", "の", "한", "а", "ا", "न")
+"""Texts of one letter, at least one of which a tokenizer should know."""
 SAMPLE = "The position of a word in a sentence says something about what the word is there for."
 
 
@@ -48,7 +50,14 @@ def usable(tokenizer: Any) -> bool:
 
 def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The tokens that a tokenizer puts before and after a text."""
-    alone, whole = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
+    for probe in PROBES:
+        alone, whole = tokenizer(probe, add_special_tokens=False)["input_ids"], tokenizer(probe)["input_ids"]
+        if alone:
+            break
+    else:
+        raise ValueError(
+            f"the tokenizer makes no tokens of {', '.join(map(repr, PROBES))}: where it puts special ones is unknown"
+        )
     starts = [i for i in range(len(whole)) if whole[i : i + len(alone)] == alone] or [0]
     return whole[: starts[0]], whole[starts[0] + len(alone) :]
 

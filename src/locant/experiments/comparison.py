@@ -75,7 +75,8 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(steps?|h|hours?|m|min|minutes?|s|sec|seconds?)\s*", text)
+        pattern = r"\s*(\d+(?:\.\d+)?)\s*(steps?|h|hours?|m|min|minutes?|s|sec|seconds?)\s*"
+        match = re.fullmatch(pattern, text) if isinstance(text, str) else None
         if match is None or float(match[1]) <= 0:
             raise ValueError(f"--budget must look like 10min, 90s, 2h or 2000steps; got {text!r}")
         amount, unit = float(match[1]), match[2][0] if not match[2].startswith("step") else "steps"

@@ -9,6 +9,7 @@ model with the wrong positions. With locant (`import locant.hf`) `locant.load` a
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -220,7 +221,15 @@ def _class(auto: Any, config: Any, data: dict[str, Any]) -> Any:
     if auto is None:
         names = data.get("architectures") or []
         found = getattr(transformers, names[0], None) if names else None
-        return found or AutoModel._model_mapping[type(config)]
+        if found is None:
+            found = AutoModel._model_mapping[type(config)]
+            says = f"names {names[0]}, which transformers does not have" if names else "names no class (architectures)"
+            warnings.warn(
+                f"config.json {says}: the model is opened as {found.__name__}, without a head; if it has one, name its "
+                f"class as the second argument of locant.load",
+                stacklevel=3,
+            )
+        return found
     if hasattr(auto, "_model_mapping"):
         found = auto._model_mapping[type(config)]
         return found[0] if isinstance(found, tuple) else found

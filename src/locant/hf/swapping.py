@@ -78,6 +78,8 @@ def check_model(model: PreTrainedModel) -> None:
         raise TypeError(f"swap takes a model of transformers, got {type(model).__name__}{hint}")
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise TypeError("the model is compiled; swap it first, then call compile")
+    if getattr(model.config, "return_dict", True) is False:
+        raise ValueError("the model's config says return_dict=False; set model.config.return_dict = True")
     if next(model.parameters()).is_meta:
         raise ValueError("the model has no weights yet (its parameters are on the meta device); load them first")
 
