@@ -1,5 +1,6 @@
 """`locant.adapt`: a model learns to be what it was, in a folder that survives."""
 
+import copy
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
 )
 from typer.testing import CliRunner
@@ -639,11 +641,65 @@ def test_special_tokens_of_a_tokenizer_that_knows_no_latin_letters():
         special_tokens(lambda text, **options: {"input_ids": []})
 
 
-@pytest.mark.parametrize(
-    ("kind", "auto"), [("gpt2", AutoModelForSequenceClassification), ("bert", AutoModelForMultipleChoice)]
-)
-def test_heads_that_want_something_else_do_not_disturb(kind, auto):
-    assert adapted(hf_models.make(kind, auto), "alibi", budget="2steps").steps == 2
+def test_heads_that_want_something_else_do_not_disturb():
+    done = adapted(hf_models.make("bert", AutoModelForMultipleChoice), "alibi", budget="2steps")
+    assert (done.steps, done.measure) == (2, States.name)
+
+
+@pytest.mark.parametrize("auto", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+def test_a_classifier_keeps_its_labels(auto):
+    before, done = classified("bert", auto, "60steps")
+    assert done.rows[3].agreement > done.rows[1].agreement
+    assert done.rows[3].agreement == pytest.approx(same_labels(before, done.model))
+
+
+def test_padding_is_what_a_causal_classifier_takes_for_it():
+    before, done = classified("llama", AutoModelForSequenceClassification, "2steps", pad_token_id=7)
+    assert done.rows[3].agreement == pytest.approx(same_labels(before, done.model, 7))  # and the tokenizer pads with 1
+
+
+def classified(kind, auto, budget, **options):
+    torch.manual_seed(0)
+    model = hf_models.make(kind, auto, num_labels=4, **options)
+    model.get_submodule("score" if kind == "llama" else "classifier").weight.data.normal_()
+    before, done = copy.deepcopy(model).eval(), adapted(model, "alibi", budget=budget)
+    assert done.measure == "same label"
+    return before, done
+
+
+def same_labels(before, after, pad=None):
+    """How often both say the same of what agreement is measured on, one sequence at a time, without padding."""
+    same = total = 0
+    for batch in measured(before, pad):
+        for row, real in zip(batch["input_ids"], batch["attention_mask"].sum(1), strict=True):
+            with torch.no_grad():
+                first, second = (each.eval()(input_ids=row[None, :real]).logits.argmax(-1) for each in (before, after))
+            same, total = same + int((first == second).sum()), total + first.numel()
+    return same / total
+
+
+def measured(model, pad):
+    """The batches that agreement is measured on."""
+    kind = agreement_for(model, TOKENS, causal=pad is not None)
+    original = distil.Original(model, kind, Windows(TOKENS, 32, causal=pad is not None))
+    rungs = adapting.sample.ladder(32, 256 if pad is not None else 16)
+    return adapting._measure(
+        original, Sampler(TOKENS, adapting.held_out(words.text()), seed=0), rungs, TOKENS, {}
+    ).batches
+
+
+def test_a_label_of_many_and_of_one_are_left_to_the_states():
+    for options in ({"num_labels": 1}, {"problem_type": "multi_label_classification"}):
+        model = hf_models.make("bert", AutoModelForSequenceClassification, **options)
+        assert type(agreement_for(model, TOKENS, causal=False)) is States
+    model = hf_models.make("gpt2", AutoModelForSequenceClassification)
+    with pytest.raises(ValueError, match="pad_token_id"):
+        agreement_for(model, TOKENS, causal=True)
+
+
+def test_a_classifier_reads_past_its_length():
+    model = hf_models.make("bert", AutoModelForSequenceClassification, num_labels=3)
+    assert adapted(model, "alibi", length=128, budget="10steps").rows[3].agreement >= 0  # it had 40 positions
 
 
 def test_another_tokenizer_does_not_go_on(tmp_path):

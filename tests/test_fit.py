@@ -204,7 +204,7 @@ def test_turned_queries_are_made_by_the_layer_that_made_them(kind):
 
 
 def test_lengths_must_be_possible():
-    for options, said in (({"length": 0}, "at least 8 tokens"), ({"tokens": 0}, "tokens must be at least 1")):
+    for options, said in (({"length": 0}, "at least 8"), ({"tokens": 0}, "tokens must be at least 1")):
         with pytest.raises(ValueError, match=said):
             locant.fit(hf_models.make("bert"), "tisa", words.text(), tokenizer=TOKENS, **options)
 

@@ -4,6 +4,8 @@ Encoders      token states h and pooled vectors u = mean(h) / |mean(h)|
               loss = |u − u′|² + ½ · mean |h − h′|² / mean |h|²       agreement = mean cosine of u and u′
 Masked        what they say at a masked token: p
               loss = KL(p ‖ p′)                                       agreement = how often both say the same first
+Classifiers   token states and pooled vectors as above, and the labels p of a text or of every token
+              loss = that of encoders + KL(p ‖ p′)                    agreement = how often both say the same label
 Causal        what they say next, p, and the states h_l of every layer
               loss = KL(p ‖ p′) + mean_l |h_l − h_l′|² / |h_l|²       agreement = how often both say the same first
               The divergence is that of one token in four: a vocabulary costs more than the layers of a small model.
@@ -92,6 +94,50 @@ class States(Agreement):
         return float(cosine.sum()), len(cosine)
 
 
+class Labels(States):
+    """Classifiers of texts or tokens: what they say, and the states they say it by.
+
+    Of a text that is read in windows each window says a label, and counts as much as it is long.
+    """
+
+    name = "same label"
+
+    def __init__(self, *, each_token: bool, pad: int | None) -> None:
+        self.each_token, self.pad = each_token, pad
+
+    def prepare(self, batch: Batch, seed: int) -> Batch:
+        if self.pad is None:
+            return batch
+        # Causal classifiers look for the last token that is not this one.
+        return {**batch, "input_ids": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, self.pad)}
+
+    def outputs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+        """[B, L, labels]; the label of a text is that of each of its tokens."""
+        logits: Tensor = model(**batch).logits
+        return logits if self.each_token else logits[:, None].expand(-1, batch["input_ids"].shape[1], -1)
+
+    def lesson(self, model: PreTrainedModel, batch: Batch, places: Tensor | None) -> Lesson:
+        states: list[Tensor] = []
+        heard = model.base_model.register_forward_hook(lambda _, args, output: states.append(output.last_hidden_state))
+        try:
+            return self.outputs(model, batch), states[0]
+        finally:
+            heard.remove()
+
+    def loss(self, original: Lesson, changed: Lesson, batch: Batch) -> Tensor:
+        said = divergence(original[0], changed[0], batch["attention_mask"].bool())
+        return said + super().loss(original[1:], changed[1:], batch)
+
+    def measure(self, kept: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
+        real = batch["attention_mask"].bool()
+        first, second = (x.softmax(-1) * real[..., None] for x in (kept, changed))
+        if self.each_token:
+            same = (first.argmax(-1) == second.argmax(-1))[real]
+        else:
+            same = first.sum(1).argmax(-1) == second.sum(1).argmax(-1)
+        return float(same.sum()), len(same)
+
+
 class Tokens(Agreement):
     """What a language model says: the distribution over tokens, at those that are masked or, without a mask, at all."""
 
@@ -164,7 +210,7 @@ def divergence(original: Tensor, changed: Tensor, counted: Tensor) -> Tensor:
 def agreement_for(model: PreTrainedModel, tokenizer: Any, *, causal: bool) -> Agreement:
     """What matters for a model: what it says, where it says something, else its states."""
     if not says_tokens(model):
-        return States()
+        return _labels(model, causal=causal) or States()
     if causal:
         return Next()
     if tokenizer.mask_token_id is None:
@@ -179,6 +225,30 @@ def says_tokens(model: PreTrainedModel) -> bool:
         return False
     with torch.no_grad():
         return "logits" in model(input_ids=torch.tensor([[3, 4]], device=model.device))
+
+
+def _labels(model: PreTrainedModel, *, causal: bool) -> Labels | None:
+    """For a model whose outputs are scores of two labels or more, of which one is right."""
+    config: Any = model.config
+    if model is model.base_model or config.problem_type not in (None, "single_label_classification"):
+        return None
+    words: Any = model.get_input_embeddings()
+    tokens = torch.arange(3, 10, device=model.device)[None] % words.weight.shape[0]
+    try:
+        with torch.no_grad():
+            shape = model(input_ids=tokens).logits.shape
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # it says something else, or wants something else
+        return None
+    each_token = shape == (1, tokens.shape[1], config.num_labels)
+    if config.num_labels < 2 or not (each_token or shape == (1, config.num_labels)):
+        return None
+    pad = getattr(config, "pad_token_id", None)
+    if causal and not each_token and pad is None:
+        raise ValueError(
+            f"{type(model).__name__} looks for the last token before the padding, and its config has no pad_token_id; "
+            f"set model.config.pad_token_id"
+        )
+    return Labels(each_token=each_token, pad=pad)
 
 
 def pooled(states: Tensor, mask: Tensor) -> Tensor:

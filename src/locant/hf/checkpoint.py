@@ -216,13 +216,18 @@ def _places(model: PreTrainedModel, plan: Plan) -> list[tuple[str, torch.nn.Modu
     return [(name, module) for name, module in model.named_modules() if any(module is scheme for scheme in schemes)]
 
 
+def _mapped(auto: Any, config: Any) -> Any:
+    found = auto._model_mapping[type(config)]
+    return found[0] if isinstance(found, tuple) else found
+
+
 def _class(auto: Any, config: Any, data: dict[str, Any]) -> Any:
     """The model class to build: what was asked for, or what was saved."""
     if auto is None:
         names = data.get("architectures") or []
         found = getattr(transformers, names[0], None) if names else None
         if found is None:
-            found = AutoModel._model_mapping[type(config)]
+            found = _mapped(AutoModel, config)
             says = f"names {names[0]}, which transformers does not have" if names else "names no class (architectures)"
             warnings.warn(
                 f"config.json {says}: the model is opened as {found.__name__}, without a head; if it has one, name its "
@@ -231,8 +236,7 @@ def _class(auto: Any, config: Any, data: dict[str, Any]) -> Any:
             )
         return found
     if hasattr(auto, "_model_mapping"):
-        found = auto._model_mapping[type(config)]
-        return found[0] if isinstance(found, tuple) else found
+        return _mapped(auto, config)
     if isinstance(auto, type) and issubclass(auto, PreTrainedModel):
         return auto
     raise TypeError(f"auto must be an Auto class or a model class of transformers, got {auto!r}")
