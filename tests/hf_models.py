@@ -31,6 +31,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_dim": 64,
         "max_position_embeddings": 40,
     },
+    "mpnet": {**SMALL, **TOKENS},
     "modernbert": {
         **SMALL,
         **TOKENS,
@@ -100,7 +101,7 @@ KEPT = {  # families whose positions can be read and kept, but not replaced
 }
 
 DECODERS = ["gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma", "phi"]
-BERT_LIKE = ["bert", "roberta", "xlm-roberta", "camembert", "albert", "electra", "distilbert"]
+BERT_LIKE = ["bert", "roberta", "xlm-roberta", "camembert", "albert", "electra", "distilbert", "mpnet"]
 
 
 def make(kind: str, auto: Any = AutoModel, seed: int = 0, **changes: Any) -> PreTrainedModel:
@@ -113,7 +114,7 @@ def make(kind: str, auto: Any = AutoModel, seed: int = 0, **changes: Any) -> Pre
             if parameter.ndim > 1:
                 parameter.normal_(std=0.3)
             if "embed_positions" in name or (
-                "position_embeddings" in name and kind in ("roberta", "xlm-roberta", "camembert")
+                "position_embeddings" in name and kind in ("roberta", "xlm-roberta", "camembert", "mpnet")
             ):
                 parameter[1] = 0.0  # padding has no position
     return model

@@ -48,7 +48,7 @@ def test_a_free_bias_explains_more_than_tisa_and_tisa_more_than_nothing():
     assert shares["nope"] == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "albert", "gpt2", "llama", "gpt_neox"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "albert", "mpnet", "gpt2", "llama", "gpt_neox"])
 @pytest.mark.parametrize("spec", ["tisa:kernels=3", "huang4:clip=8", "shaw:clip=8"])
 def test_it_is_no_worse_than_nothing_anywhere(kind, spec):
     model = hf_models.make(kind)

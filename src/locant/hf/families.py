@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from locant.hf import mpnet
 from locant.hf.mechanisms import (
     Bias,
     CountingTable,
@@ -22,6 +23,7 @@ from locant.hf.mechanisms import (
     Table,
     TableAfterPadding,
     TableAfterTwo,
+    TableAndBias,
 )
 
 
@@ -61,17 +63,28 @@ def two_stacks(base: nn.Module) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Seam:
+    """Makes the attention of a base model go through the interface, and undoes it."""
+
+    open: Callable[[nn.Module], None]
+    close: Callable[[nn.Module], None]
+
+
+@dataclass(frozen=True)
 class Family:
     mechanism: Mechanism
     stacks: Callable[[nn.Module], list[str]] = whole
     count: Callable[[nn.Module, Mapping[str, Any], Any], Tensor | None] = by_index
     shift: Callable[[nn.Module], int] = lambda stack: 0
     """What the caller's position_ids begin at."""
+    seam: Seam | None = None
+    """For models whose attention does not go through transformers' interface by itself."""
 
 
 BERT = Family(Table("embeddings.position_embeddings"))
 AFTER_PADDING = TableAfterPadding("embeddings.position_embeddings")
 ROBERTA = Family(AFTER_PADDING, count=by_token, shift=AFTER_PADDING.first)
+BESIDE_BIAS = TableAndBias("embeddings.position_embeddings")
 ROTARY = Family(Rotary())
 
 FAMILIES: dict[str, Family] = {
@@ -82,6 +95,7 @@ FAMILIES: dict[str, Family] = {
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
     "camembert": ROBERTA,
+    "mpnet": Family(BESIDE_BIAS, count=by_token, shift=BESIDE_BIAS.first, seam=Seam(mpnet.open_seam, mpnet.close_seam)),
     "modernbert": ROTARY,
     "gpt2": Family(Table("wpe")),
     "opt": Family(TableAfterTwo("embed_positions"), stacks=two_stacks, count=by_mask),
@@ -105,7 +119,6 @@ REFUSED: dict[str, str] = {
     "deberta-v2": OUTSIDE,
     "xlnet": OUTSIDE,
     "longformer": OUTSIDE,
-    "mpnet": OUTSIDE,
 }
 
 

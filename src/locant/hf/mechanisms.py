@@ -125,6 +125,27 @@ class TableAfterPadding(Table):
 
 
 @dataclass(frozen=True)
+class TableAndBias(TableAfterPadding):
+    """MPNet: RoBERTa's table, and T5's biases beside it, one for all layers."""
+
+    bias: str = "encoder.relative_attention_bias"
+    kind: str = "absolute and bias"
+
+    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
+        parent, name = _find(stack, self.bias)
+        original = getattr(parent, name)
+        setattr(parent, name, Unbiased(original.weight.shape[1]))
+        return [*super().silence(stack, embed, keep), Replaced(parent, name, original)]
+
+    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+        weight: Any = stack.get_submodule(self.bias).weight
+        if weight.shape[0] != 32:  # the model uses 32, whatever its config says
+            raise NotImplementedError(f"{type(stack).__name__} has {weight.shape[0]} buckets of offsets, and uses 32")
+        scheme = _t5(weight, max_distance=128, bidirectional=True)
+        return Read(self.kind, _learned(self.table(stack)[self.first(stack) :]), [scheme] * len(attentions))
+
+
+@dataclass(frozen=True)
 class TableAfterTwo(Table):
     """OPT: two rows are not used."""
 
@@ -268,14 +289,8 @@ class Bias:
     def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
         parent, name = _find(stack, self.path)
         weight = getattr(parent, name).weight
-        scheme = T5(
-            buckets=weight.shape[0],
-            max_distance=parent.relative_attention_max_distance,  # type: ignore[arg-type]
-            bidirectional=not parent.is_decoder,
-            n_heads=weight.shape[1],
-        ).to(weight)
-        with torch.no_grad():
-            scheme.table.copy_(weight.mT)
+        distance: Any = parent.relative_attention_max_distance
+        scheme = _t5(weight, max_distance=distance, bidirectional=not parent.is_decoder)
         return Read(self.kind, None, [scheme] * len(attentions))
 
     def width(self, stack: nn.Module) -> int:
@@ -293,6 +308,15 @@ def _learned(table: Tensor) -> Learned:
     scheme = Learned(length=table.shape[0], d_model=table.shape[1]).to(table)
     with torch.no_grad():
         scheme.table.copy_(table)
+    return scheme
+
+
+def _t5(weight: Tensor, *, max_distance: int, bidirectional: bool) -> T5:
+    """Of a table [buckets, heads]."""
+    buckets, n_heads = weight.shape
+    scheme = T5(buckets=buckets, max_distance=max_distance, bidirectional=bidirectional, n_heads=n_heads).to(weight)
+    with torch.no_grad():
+        scheme.table.copy_(weight.mT)
     return scheme
 
 

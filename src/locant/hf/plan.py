@@ -134,6 +134,14 @@ def _configs(model: PreTrainedModel) -> list[Any]:
     return list({id(config): config for config in (model.config, model.base_model.config)}.values())
 
 
+def _use(model: PreTrainedModel, family: Family, implementation: str) -> None:
+    if family.seam is None:
+        model.set_attn_implementation(implementation)
+        return
+    for config in _configs(model):  # transformers would refuse: it does not know of the seam
+        config._attn_implementation_internal = implementation
+
+
 def attach(model: PreTrainedModel, plan: Plan) -> None:
     """Silences the native positions, puts the schemes in, and switches the attention."""
     from locant.hf.checkpoint import save_pretrained
@@ -144,6 +152,8 @@ def attach(model: PreTrainedModel, plan: Plan) -> None:
     plan.before = {"implementation": config._attn_implementation}
     base.__dict__[STATE] = plan
     owners: dict[int, nn.Module] = {}
+    if family.seam is not None:
+        family.seam.open(base)
     for stack_plan in plan.stacks:
         stack = base.get_submodule(stack_plan.path)
         plan.replaced += family.mechanism.silence(stack, stack_plan.embed, plan.keep_native)
@@ -163,7 +173,7 @@ def attach(model: PreTrainedModel, plan: Plan) -> None:
         if hasattr(config, "max_position_embeddings") and (not plan.keep_native or plan.replaced):
             config.max_position_embeddings = plan.max_length() or ANY_LENGTH
         config.locant = plan.to_config()
-    model.set_attn_implementation(interface.NAME)
+    _use(model, family, interface.NAME)
     for module in {model, base}:
         module.__dict__["save_pretrained"] = types.MethodType(save_pretrained, module)
     base.register_state_dict_pre_hook(_not_as_a_part)
@@ -188,7 +198,10 @@ def detach(model: PreTrainedModel) -> Plan:
         if replaced.original is not None and not plan.native_is_lost:
             _move(replaced.original, here)  # the model may have been moved since
         replaced.put_back()
-    model.set_attn_implementation(plan.before["implementation"])
+    family = family_of(model)
+    if family.seam is not None:
+        family.seam.close(base)
+    _use(model, family, plan.before["implementation"])
     for config in _configs(model):
         if "max_position_embeddings" in plan.before:
             config.max_position_embeddings = plan.before["max_position_embeddings"]
@@ -251,14 +264,23 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
             # In an encoder-decoder the probe has unequal lengths: attention from one to the other is not ours.
             if name is not None and (not path or name.startswith(f"{path}.")) and lengths[0] == lengths[1]:
                 calls[path].append(Attention(name, query.shape[1], query.shape[3]))
+                if not hasattr(module, "is_causal"):
+                    kind = model.config.model_type
+                    raise NotImplementedError(
+                        f"{kind} models cannot be swapped: their attention does not say if it is causal"
+                    )
 
     implementation = model.config._attn_implementation
-    model.set_attn_implementation(interface.NAME)
+    if family.seam is not None:
+        family.seam.open(base)
+    _use(model, family, interface.NAME)
     try:
         with interface.watched(record):
             run_probe(base)
     finally:
-        model.set_attn_implementation(implementation)
+        if family.seam is not None:
+            family.seam.close(base)
+        _use(model, family, implementation)
     for path, found in calls.items():
         expected = _layers(base.get_submodule(path))
         if len(found) == 0 or (expected is not None and len(found) != expected):
@@ -266,9 +288,6 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
             raise NotImplementedError(
                 f"{kind} models cannot be swapped: {len(found)} of {expected} layers called the attention; {OUTSIDE}"
             )
-        if not all(hasattr(base.get_submodule(attention.name), "is_causal") for attention in found):
-            kind = model.config.model_type
-            raise NotImplementedError(f"{kind} models cannot be swapped: their attention does not say if it is causal")
     return {path: list(dict.fromkeys(found)) for path, found in calls.items()}  # ALBERT runs one module many times
 
 

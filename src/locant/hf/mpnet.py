@@ -1,0 +1,70 @@
+"""MPNet: its attention does not go through transformers' interface; while a seam is open, it does.
+
+`open_seam` gives every self-attention of a model a forward that calls `interface.attention`, and the model one that
+lets the positions of its tokens through, which its layers do not hand on. The bias that the model computes once for all
+layers is left out: it is in the schemes (mechanisms.TableAndBias). `close_seam` leaves the model as transformers made
+it.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
+
+from locant.hf import interface
+
+_POSITIONS: ContextVar[interface.Positions | None] = ContextVar("positions of the tokens of a forward", default=None)
+
+
+def _model_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    token = _POSITIONS.set(kwargs.pop(interface.ARGUMENT, None))
+    try:
+        return type(self).forward(self, *args, **kwargs)
+    finally:
+        _POSITIONS.reset(token)
+
+
+def _attention_forward(
+    self: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    output_attentions: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, ...]:
+    shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
+    q, k, v = (layer(hidden_states).view(shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
+    given: dict[str, Any] = {interface.ARGUMENT: _POSITIONS.get(), "output_attentions": output_attentions}
+    out, weights = interface.attention(
+        self, q, k, v, attention_mask, scaling=self.attention_head_size**-0.5,
+        dropout=self.dropout.p if self.training else 0.0, position_bias=position_bias, **given,
+    )  # fmt: skip
+    found: Tensor = self.o(out.flatten(2))
+    return (found, weights) if output_attentions and weights is not None else (found,)
+
+
+def _no_bias(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def open_seam(base: nn.Module) -> None:
+    base.__dict__["forward"] = MethodType(_model_forward, base)
+    encoder = base.get_submodule("encoder")
+    encoder.__dict__["compute_position_bias"] = MethodType(_no_bias, encoder)
+    for module in base.modules():
+        if isinstance(module, MPNetSelfAttention):
+            module.__dict__["forward"] = MethodType(_attention_forward, module)
+            module.__dict__["is_causal"] = False
+
+
+def close_seam(base: nn.Module) -> None:
+    for module in base.modules():
+        if isinstance(module, MPNetSelfAttention):
+            module.__dict__.pop("forward", None)
+            module.__dict__.pop("is_causal", None)
+    base.get_submodule("encoder").__dict__.pop("compute_position_bias", None)
+    base.__dict__.pop("forward", None)
