@@ -189,6 +189,26 @@ def test_a_generic_family_can_be_swapped_again():
     assert torch.equal(output(model, input_ids=IDS), before)
 
 
+@pytest.mark.parametrize("kind", ["data2vec-text", "xlm-roberta-xl"])
+def test_a_generic_family_that_counts_from_after_its_padding(kind):
+    model = AutoModel.from_config(AutoConfig.for_model(kind, **CONFIGS["roberta"])).eval()
+    table = model.embeddings.position_embeddings.weight.data.normal_()
+    before = output(model, input_ids=IDS)
+    found = locant.native(model)
+    torch.testing.assert_close(found.table, table[2:])  # the first token has the first row
+    locant.swap(model, found)
+    torch.testing.assert_close(output(model, input_ids=IDS), before)
+
+
+def test_mt5_is_a_t5():
+    model = AutoModel.from_config(AutoConfig.for_model("mt5", **CONFIGS["t5"])).eval()
+    given = {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}
+    model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.data.normal_()
+    before = output(model, **given)
+    locant.swap(model, locant.native(model))
+    torch.testing.assert_close(output(model, **given), before)
+
+
 def test_one_scheme_in_both_stacks(tmp_path):
     model = spread(locant.swap(make("t5"), locant.scheme("tisa", n_heads=4)))
     given = {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}

@@ -86,6 +86,7 @@ AFTER_PADDING = TableAfterPadding("embeddings.position_embeddings")
 ROBERTA = Family(AFTER_PADDING, count=by_token, shift=AFTER_PADDING.first)
 BESIDE_BIAS = TableAndBias("embeddings.position_embeddings")
 ROTARY = Family(Rotary())
+T5 = Family(Bias(), stacks=two_stacks)
 
 FAMILIES: dict[str, Family] = {
     "bert": BERT,
@@ -106,7 +107,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3": ROTARY,
     "gemma": ROTARY,
     "phi": ROTARY,
-    "t5": Family(Bias(), stacks=two_stacks),
+    "t5": T5,
+    "mt5": T5,
     "bart": Family(CountingTable("embed_positions"), stacks=two_stacks),
     "vit": Family(Patches()),
 }
@@ -135,7 +137,12 @@ def family_of(model: PreTrainedModel) -> Family:
     tables = {name for name, module in base.named_modules() if type(module) is nn.Embedding}
     for path in ("embeddings.position_embeddings", "wpe", "embed_positions"):
         if path in tables:
-            return Family(Table(path))
+            padding: Any = base.get_submodule(path).padding_idx
+            if padding is None:
+                return Family(Table(path))
+            if padding == model.config.pad_token_id:  # as in RoBERTa, tokens are counted from the row after it
+                after = TableAfterPadding(path)
+                return Family(after, count=by_token, shift=after.first)
     raise NotImplementedError(
         f"{kind} models are not known to locant, and no rule fits: there is neither rotary_emb nor a table of "
         f"positions where one is expected. Known: {', '.join(FAMILIES)}"
