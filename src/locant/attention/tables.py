@@ -51,7 +51,9 @@ def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool)
     """`scheme.terms(offsets.r)`; for consecutive offsets kept, in `dtype`, with room for more if `decoding`."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or transforming() or _faking():
         return scheme.terms(offsets.r)
-    held = _holds(scheme) if offsets.listed is None else None
+    # To compare numbers is to wait for a GPU: there it pays only where tables are long and the rest is short.
+    worth = offsets.listed is None and (decoding or offsets.device.type == "cpu")
+    held = _holds(scheme) if worth else None
     if held is None:
         return scheme.terms(offsets.r)
     plain, numbers = (dtype, offsets.device, *held[0]), held[1]
