@@ -7,7 +7,10 @@ import torch
 from torch import nn
 
 import locant
-from locant.attention import sdpa
+from locant.attention import fused, sdpa
+from locant.attention.attend import choose
+from locant.attention.build import build
+from locant.attention.request import prepare
 from tests import cases
 
 SPECS = [
@@ -46,6 +49,20 @@ def test_no_table_over_the_whole_range_is_made_per_step(monkeypatch):
     assert sum(asked) < 3 * 200  # once over twice the range, not 100 times over all of it
     for n, out in zip(range(100, 200), ours, strict=True):
         torch.testing.assert_close(out, truth(scheme, q, k, v, n), rtol=1e-4, atol=1e-5)
+
+
+def test_one_sequence_that_is_read_is_left_to_torch():
+    scheme = cases.build("tisa").float()
+    q, k, v = cases.tensors(lq=50, lk=50, dtype=torch.float32)
+
+    def chosen(rows, grad=False, **how):
+        with torch.set_grad_enabled(grad):
+            return choose(prepare(q[:rows], k[:rows], v[:rows], scheme, **how), "auto")
+
+    assert chosen(1) is sdpa
+    if build().library is not None:
+        assert fused is chosen(2) is chosen(1, grad=True) is chosen(1, causal=True)
+        assert fused is chosen(1, mask=torch.ones(1, 50, dtype=torch.bool)) is chosen(1, k_pos=torch.arange(50) * 2)
 
 
 def test_tables_are_made_once_for_sequences_that_are_no_longer(monkeypatch):

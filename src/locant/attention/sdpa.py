@@ -36,12 +36,15 @@ def unsupported(request: Request) -> str | None:
 
 
 def for_free(request: Request) -> bool:
-    """Positions cost this back end nothing: no terms and no mask to write out, or a bias for a few queries."""
+    """Positions cost this back end little: no terms and no mask to write out, or a bias for a few queries, or one for a
+    single sequence that is read as a whole (more of them, training and causality are better off elsewhere)."""
     if unsupported(request) is not None or request.terms.used() not in ((), ("bias",)):
         return False
     lq, lk = request.q.shape[2], request.k.shape[2]
     if lq <= FEW and lq < lk:
         return True
+    if request.terms.used() and request.q.shape[0] == 1 and request.consecutive and request.q.device.type == "cpu":
+        return not request.causal and request.mask is None and not torch.is_grad_enabled()
     return (
         not request.terms.used() and request.mask is None and (not request.causal or (request.consecutive and lq == lk))
     )
