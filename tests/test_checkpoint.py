@@ -279,3 +279,12 @@ def test_a_lost_checkpoint_in_the_old_format(tmp_path):
     expected = load_file(source / "expected.safetensors")
     got = output(locant.load(tmp_path).eval(), input_ids=expected["full_ids"])
     torch.testing.assert_close(got, expected["full_logits"], **EXACT)
+
+
+def test_a_config_that_names_no_class_is_not_opened_quietly(tmp_path):
+    make("bert", AutoModelForMaskedLM).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.warns(UserWarning, match="opened as BertModel, without a head"):
+        locant.load(tmp_path)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForTextEncoding
+from transformers import AutoModelForCausalLM, AutoModelForTextEncoding
 
 import locant
 from locant.adaptation import fitting, queries, start
@@ -123,7 +123,7 @@ def test_what_cannot_be_fitted_is_refused():
         fitted(swapped, "alibi")
     with pytest.raises(ValueError, match="AutoModelForTextEncoding"):
         fitted(hf_models.make("t5"), "tisa")
-    with pytest.raises(ValueError, match="no line of 40 letters"):
+    with pytest.raises(ValueError, match="no line of 40 bytes"):
         locant.fit(hf_models.make("bert"), "tisa", "short", tokenizer=TOKENS)
     with pytest.raises(ValueError, match="tokenizer="):
         locant.fit(hf_models.make("bert"), "tisa", words.text())
@@ -333,3 +333,14 @@ def test_ladder_and_pieces(tmp_path):
     assert ladder(1024, 256) == [256, 512, 1024]
     (tmp_path / "a.txt").write_text("short\n" + "long enough to be a line of prose, is it not?\n" * 40)
     assert set(pieces(tmp_path / "a.txt")) == {"long enough to be a line of prose, is it not?"}
+
+
+def test_models_in_double_precision_can_be_turned():
+    model = hf_models.make("llama", AutoModelForCausalLM).double()
+    found = locant.fit(model, "alibi", words.text(), tokenizer=TOKENS, length=16, tokens=64, queries=True)
+    assert found.explained > 0
+
+
+def test_images_are_not_text():
+    with pytest.raises(ValueError, match="does not read tokens"):
+        locant.fit(hf_models.make("vit"), "alibi", words.text(), tokenizer=TOKENS)

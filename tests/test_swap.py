@@ -496,3 +496,10 @@ def test_an_additive_mask_is_not_guessed():
     model = locant.swap(make("bert"), "tisa")
     with pytest.raises(TypeError, match="takes attention masks that are bool or whole numbers 0 and 1"):
         output(model, **inputs("bert") | {"attention_mask": torch.zeros(2, 1, 9, 9)})
+
+
+def test_return_dict_false_is_refused():
+    model = make("bert")
+    model.config.return_dict = False
+    with pytest.raises(ValueError, match="return_dict"):
+        locant.swap(model, "alibi")

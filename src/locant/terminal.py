@@ -19,6 +19,8 @@ def plain_errors() -> Iterator[None]:
     """What a user did wrong is said in one line, without a traceback."""
     try:
         yield
+    except typer.Exit:  # a RuntimeError, but no problem
+        raise
     except (ValueError, TypeError, OSError, NotImplementedError, RuntimeError, ImportError) as problem:
         Console(stderr=True, width=console.width).print(f"[red]error:[/] {escape(str(problem))}", highlight=False)
         raise typer.Exit(2) from None

@@ -230,7 +230,7 @@ def says_tokens(model: PreTrainedModel) -> bool:
 def _labels(model: PreTrainedModel, *, causal: bool) -> Labels | None:
     """For a model whose outputs are scores of two labels or more, of which one is right."""
     config: Any = model.config
-    if model is model.base_model or config.problem_type not in (None, "single_label_classification"):
+    if model is model.base_model or getattr(config, "problem_type", None) not in (None, "single_label_classification"):
         return None
     words: Any = model.get_input_embeddings()
     tokens = torch.arange(3, 10, device=model.device)[None] % words.weight.shape[0]

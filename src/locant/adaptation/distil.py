@@ -146,6 +146,8 @@ def distil(
     import transformers
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
+    from locant.hf.plan import cache_kept
+
     kind, steps = original.kind, len(training)
     every = max(EVERY, steps // LOOKS)
     out.mkdir(parents=True, exist_ok=True)
@@ -209,23 +211,16 @@ def distil(
         use_cpu=student.device.type == "cpu",
     )
     arguments._n_gpu = min(1, arguments.n_gpu)  # one process, one GPU
-    config: Any = student.config
-    cache = vars(config).get("use_cache")
-    trainer = Distiller(
-        model=student,
-        args=arguments,
-        train_dataset=batches,
-        data_collator=lambda batches: batches[0],
-        callbacks=[Watch()],
-    )
-    trainer.remove_callback(transformers.PrinterCallback)
-    try:
+    with cache_kept(student):
+        trainer = Distiller(
+            model=student,
+            args=arguments,
+            train_dataset=batches,
+            data_collator=lambda batches: batches[0],
+            callbacks=[Watch()],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
-    finally:
-        if cache is not None:  # Trainer turns it off, for good, or puts it there
-            config.use_cache = cache
-        else:
-            vars(config).pop("use_cache", None)
     student.eval()
     return looks
 

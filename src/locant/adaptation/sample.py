@@ -121,7 +121,7 @@ def pieces(text: Text) -> list[str]:
     found = [line for line in whole if len(line.encode()) >= BYTES]
     if not found:
         raise ValueError(
-            f"the text has no line of {BYTES} letters or more: give prose, a paragraph or sentence per line, or a "
+            f"the text has no line of {BYTES} bytes or more: give prose, a paragraph or sentence per line, or a "
             f"list of texts (a file is given as a pathlib.Path)"
         )
     return found

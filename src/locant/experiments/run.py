@@ -128,6 +128,8 @@ def execute(run: Run, folder: Path, data: Path) -> None:
 def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, began: float) -> None:
     from accelerate.utils import broadcast_object_list
 
+    from locant.hf.plan import cache_kept
+
     main = arguments.process_index == 0
     task, here = find_task(run.work.task), setting(run.work, data)
     model = build(task, here, run.work.model, run.scheme, run.seed)
@@ -137,11 +139,11 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
         if not (folder / "run.json").exists():
             files.write_json(folder / "run.json", describe(run))
         files.rewind(folder / files.METRICS, _step(last))
-    cache = getattr(model.config, "use_cache", None)
-    trainer = _trainer(run, model, here, arguments)
-    ready = time.perf_counter()
-    trainer.train(resume_from_checkpoint=None if last is None else str(last))
-    trained = time.perf_counter()
+    with cache_kept(model):
+        trainer = _trainer(run, model, here, arguments)
+        ready = time.perf_counter()
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        trained = time.perf_counter()
     if trainer.is_fsdp_enabled:  # each process has a part of every weight
         weights = trainer.accelerator.get_state_dict(trainer.model)
         if main:
@@ -150,8 +152,6 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
             model.to(arguments.device)  # type: ignore[arg-type]
     if not main:
         return
-    if cache is not None:  # Trainer turns it off, for good
-        model.config.use_cache = cache
     model.save_pretrained(folder)
     here.tokenizer.save_pretrained(folder)
     model.eval()

@@ -132,10 +132,7 @@ class TableAndBias(TableAfterPadding):
     kind: str = "absolute and bias"
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
-        parent, name = _find(stack, self.bias)
-        original = getattr(parent, name)
-        setattr(parent, name, Unbiased(original.weight.shape[1]))
-        return [*super().silence(stack, embed, keep), Replaced(parent, name, original)]
+        return [*super().silence(stack, embed, keep), _unbias(stack, self.bias)]
 
     def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
         weight: Any = stack.get_submodule(self.bias).weight
@@ -281,10 +278,7 @@ class Bias:
     kind: str = "bias"
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
-        parent, name = _find(stack, self.path)
-        original = getattr(parent, name)
-        setattr(parent, name, Unbiased(original.weight.shape[1]))
-        return [Replaced(parent, name, original), *_add_embedding(stack, embed)]
+        return [_unbias(stack, self.path), *_add_embedding(stack, embed)]
 
     def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
         parent, name = _find(stack, self.path)
@@ -295,6 +289,13 @@ class Bias:
 
     def width(self, stack: nn.Module) -> int:
         return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
+
+
+def _unbias(stack: nn.Module, path: str) -> Replaced:
+    parent, name = _find(stack, path)
+    original = getattr(parent, name)
+    setattr(parent, name, Unbiased(original.weight.shape[1]))
+    return Replaced(parent, name, original)
 
 
 def _add_embedding(stack: nn.Module, embed: Scheme | None) -> list[Replaced]:

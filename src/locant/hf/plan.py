@@ -135,9 +135,11 @@ def _configs(model: PreTrainedModel) -> list[Any]:
 
 
 def _use(model: PreTrainedModel, family: Family, implementation: str) -> None:
+    """Switches the attention to ours, or back."""
     if family.seam is None:
         model.set_attn_implementation(implementation)
         return
+    (family.seam.open if implementation == interface.NAME else family.seam.close)(model.base_model)
     for config in _configs(model):  # transformers would refuse: it does not know of the seam
         config._attn_implementation_internal = implementation
 
@@ -152,8 +154,7 @@ def attach(model: PreTrainedModel, plan: Plan) -> None:
     plan.before = {"implementation": config._attn_implementation}
     base.__dict__[STATE] = plan
     owners: dict[int, nn.Module] = {}
-    if family.seam is not None:
-        family.seam.open(base)
+    _use(model, family, interface.NAME)
     for stack_plan in plan.stacks:
         stack = base.get_submodule(stack_plan.path)
         plan.replaced += family.mechanism.silence(stack, stack_plan.embed, plan.keep_native)
@@ -173,7 +174,6 @@ def attach(model: PreTrainedModel, plan: Plan) -> None:
         if hasattr(config, "max_position_embeddings") and (not plan.keep_native or plan.replaced):
             config.max_position_embeddings = plan.max_length() or ANY_LENGTH
         config.locant = plan.to_config()
-    _use(model, family, interface.NAME)
     for module in {model, base}:
         module.__dict__["save_pretrained"] = types.MethodType(save_pretrained, module)
     base.register_state_dict_pre_hook(_not_as_a_part)
@@ -198,10 +198,7 @@ def detach(model: PreTrainedModel) -> Plan:
         if replaced.original is not None and not plan.native_is_lost:
             _move(replaced.original, here)  # the model may have been moved since
         replaced.put_back()
-    family = family_of(model)
-    if family.seam is not None:
-        family.seam.close(base)
-    _use(model, family, plan.before["implementation"])
+    _use(model, family_of(model), plan.before["implementation"])
     for config in _configs(model):
         if "max_position_embeddings" in plan.before:
             config.max_position_embeddings = plan.before["max_position_embeddings"]
@@ -241,6 +238,19 @@ def _move(original: nn.Module | nn.Parameter, here: Tensor) -> None:
         original.to(here.device)
 
 
+@contextmanager
+def cache_kept(model: PreTrainedModel) -> Iterator[None]:
+    """`use_cache` in the config is as it was after this; Trainer turns it off for good, or puts it there."""
+    config: Any = model.config
+    before = vars(config).get("use_cache")
+    try:
+        yield
+    finally:
+        vars(config).pop("use_cache", None)
+        if before is not None:
+            config.use_cache = before
+
+
 def own_config(model: PreTrainedModel) -> None:
     """Gives a model configs of its own: switching the attention must not reach a model that shares them."""
     memo: dict[int, Any] = {}
@@ -271,15 +281,11 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
                     )
 
     implementation = model.config._attn_implementation
-    if family.seam is not None:
-        family.seam.open(base)
     _use(model, family, interface.NAME)
     try:
         with interface.watched(record):
             run_probe(base)
     finally:
-        if family.seam is not None:
-            family.seam.close(base)
         _use(model, family, implementation)
     for path, found in calls.items():
         expected = _layers(base.get_submodule(path))

@@ -1,0 +1,51 @@
+"""Windows in which an original reads what is longer than it can."""
+
+import pytest
+import torch
+
+from locant.adaptation.windows import Windows
+from tests import hf_models, words
+from tests.adaptations import TOKENS
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("count", [1, 13, 14, 15, 20, 21, 22, 27, 28, 29, 100, 333])
+def test_windows_keep_every_token_once_and_with_what_is_around_it(causal, count):
+    windows = Windows(TOKENS, 16, causal=causal)
+    pieces = windows.pieces(count)
+    kept = [token for start, end, first, last in pieces for token in range(first, last)]
+    assert kept == list(range(count))
+    for start, end, first, last in pieces:
+        assert 0 <= start <= first <= last <= end <= count
+        assert end - start == min(count, 14)
+        for token in range(first, last):
+            assert token - start >= min(token, 3)  # something before it, or the beginning of the text
+            assert causal or end - 1 - token >= min(count - 1 - token, 3)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_a_long_text_is_read_in_windows(kind):
+    model = hf_models.make(kind)
+    windows = Windows(TOKENS, 16, causal=kind == "gpt2")
+    ids = torch.cat([torch.tensor([0]), words.rows(1, 33)[0], torch.tensor([2])])[None]
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def outputs(short):
+        assert short["input_ids"].shape[1] <= 16
+        return (hf_models.output(model, **short), short["input_ids"])
+
+    found, tokens = windows.read(outputs, batch)
+    assert torch.equal(tokens, ids)
+    wider = {name: torch.cat([value, torch.zeros(1, 5, dtype=value.dtype)], 1) for name, value in batch.items()}
+    assert windows.read(outputs, wider)[0].shape[:2] == (1, 40)
+    assert found.shape[:2] == (1, 35)
+    for start, end, first, last in windows.pieces(33):
+        alone = hf_models.output(model, input_ids=torch.cat([ids[:, :1], ids[:, 1 + start : 1 + end], ids[:, -1:]], 1))
+        torch.testing.assert_close(
+            found[0, 1 + first : 1 + last], alone[0, 1 + first - start : 1 + last - start], rtol=1e-4, atol=1e-5
+        )
+    short = {"input_ids": ids[:, :16], "attention_mask": torch.ones_like(ids[:, :16])}
+    torch.testing.assert_close(windows.read(outputs, short), outputs(short))
+    whole = Windows(TOKENS, 16, causal=kind == "gpt2", whole=35)
+    torch.testing.assert_close(whole.read(lambda x: (hf_models.output(model, **x),), batch)[0],
+                               hf_models.output(model, **batch))  # fmt: skip
