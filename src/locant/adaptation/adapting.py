@@ -279,13 +279,7 @@ def _folder(out: Path | str | None, what: dict[str, Any]) -> Iterator[Path]:
             yield Path(name)
         return
     where = Path(out)
-    if where.exists() and not where.is_dir():
-        raise ValueError(f"{where} is a file; name a folder")
-    if where.is_dir() and not (where / FILE).exists():
-        # Hidden ones are our lock, and what a process left that was killed while it wrote.
-        others = sorted(path.name for path in where.iterdir() if not path.name.startswith("."))
-        if others:
-            raise ValueError(f"{where} holds something else ({', '.join(others[:3])}); name a new folder")
+    files.check(where, FILE)
     with files.held(where):
         if (where / files.DONE).exists():
             raise ValueError(f"the adaptation in {where} is done; open it with locant.load, or name a new folder")

@@ -100,7 +100,7 @@ def begin(
     budget = budget or Budget(steps=sizes.steps)
     quiet()
     work = Work(wanted.name, model or wanted.shape, data, sizes, budget.steps or TIMED_STEPS, budget.seconds)
-    _usable(out)
+    folder.check(out, FILE, DATA)
     with folder.held(out, wait=True):
         if (out / FILE).exists():
             asked = Comparison(work, tuple(schemes), tuple(seeds), "")
@@ -120,16 +120,6 @@ def begin(
             raise ValueError("two of the schemes have the same name in the file system; name fewer options of one")
         folder.write_json(out / FILE, comparison.to_dict())
     return comparison
-
-
-def _usable(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; name a folder with -o")
-    if out.is_dir() and not (out / FILE).exists():
-        # Hidden ones are our lock, and what a process left that was killed while it wrote.
-        others = [path.name for path in out.iterdir() if path.name != DATA and not path.name.startswith(".")]
-        if others:
-            raise ValueError(f"{out} holds something else ({', '.join(sorted(others)[:3])}); name a new folder with -o")
 
 
 def _again(out: Path, wanted: Comparison, *, baseline: bool) -> Comparison:

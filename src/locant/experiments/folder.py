@@ -21,6 +21,19 @@ from typing import Any
 METRICS, DONE, FAILED, WHOLE = "metrics.jsonl", "DONE", "FAILED", "WHOLE"
 
 
+def check(folder: Path, name: str, *also: str) -> None:
+    """Whether a folder can be written to: one that is new or empty, or ours, which has a file of this name.
+
+    Hidden files are our lock, and what a process left that was killed while it wrote.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; name a folder")
+    if folder.is_dir() and not (folder / name).exists():
+        others = sorted(path.name for path in folder.iterdir() if path.name not in also and path.name[0] != ".")
+        if others:
+            raise ValueError(f"{folder} holds something else ({', '.join(others[:3])}); name a new folder")
+
+
 def write(path: Path, content: str) -> None:
     """Replaces a file in one move: a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
