@@ -3,7 +3,7 @@
 from unittest.mock import patch
 
 import locant
-from locant.adaptation.agreement import Agreement, Next
+from locant.adaptation.agreement import Agreement
 from tests import words
 
 TOKENS = words.Tokenizer()
@@ -13,5 +13,5 @@ RATE = 2e-3
 
 def adapted(model, spec="tisa:kernels=3", budget="20steps", rate=RATE, **options):
     options = {"tokenizer": TOKENS, "length": 32, **options}
-    with patch.object(Agreement, "rate", rate), patch.object(Next, "rate", rate):
+    with patch.object(Agreement, "rate", rate):
         return locant.adapt(model, spec, words.text(), budget=budget, **options)

@@ -40,7 +40,7 @@ class Agreement(ABC):
 
     name: str
     rate = 3e-5
-    """The learning rate of the weights: post-norm encoders, already trained, do not stand more."""
+    """The learning rate of the weights: those that are trained already do not stand more."""
 
     def prepare(self, batch: Batch, seed: int) -> Batch:
         """What both models read."""
@@ -176,8 +176,6 @@ class Tokens(Agreement):
 
 class Next(Tokens):
     """Causal language models: the distribution over the next token at some places, the states of layers at all."""
-
-    rate = 1e-4
 
     def lesson(self, model: PreTrainedModel, batch: Batch, places: Tensor | None) -> Lesson:
         some = places is not None and "logits_to_keep" in inspect.signature(model.forward).parameters
