@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTextEncoding
 
 import locant
 from locant.adaptation import fitting, queries, start
+from locant.adaptation.below import Below
 from locant.adaptation.sample import Sampler, ladder, pieces
 from locant.attention.request import prepare
 from locant.hf.plan import plan_of
@@ -189,15 +190,17 @@ def test_turned_queries_are_made_by_the_layer_that_made_them(kind):
     model = locant.swap(t5() if kind == "t5" else hf_models.make(kind), "alibi")
     ids = words.rows(2, 9)
     name = plan_of(model).stacks[0].attentions[0].name
-    maker = queries.find(model, model.base_model.get_submodule(name), ids)
+    attention = model.base_model.get_submodule(name)
+    runs = Below(model, [attention], [], [ids])
+    maker = queries.find(runs, attention)
     assert maker is not None
-    before = fitting._requests(model, name, [ids], 1)[0]
+    before = runs.reach(0, attention)[0]
     turn = maker.turn()
     with torch.no_grad():
         for parameter in turn.parameters():
             parameter += 0.5 * torch.randn_like(parameter)
         maker.put(turn)
-        after = fitting._requests(model, name, [ids], 1)[0]
+        after = runs.reach(0, attention)[0]
         torch.testing.assert_close(after.q, turn(before.q), rtol=1e-4, atol=1e-5)
     assert torch.equal(after.k, before.k)
     assert torch.equal(after.v, before.v)
@@ -214,7 +217,7 @@ def test_queries_that_no_layer_makes_are_left_alone():
     assert queries._columns(q, output) is None
     qwen = locant.swap(hf_models.make("qwen3"), "alibi")  # a norm comes after the layer
     attention = qwen.base_model.get_submodule(plan_of(qwen).stacks[0].attentions[0].name)
-    assert queries.find(qwen, attention, words.rows(2, 9)) is None
+    assert queries.find(Below(qwen, [attention], [], [words.rows(2, 9)]), attention) is None
     made = q.transpose(1, 2).flatten(2).flatten(0, 1)
     assert queries._columns(q, made).tolist() == torch.arange(12).view(3, 4).tolist()
     assert queries._columns(q, made[:, torch.arange(11, -1, -1)])[0, 0] == 11

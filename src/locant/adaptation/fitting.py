@@ -14,7 +14,7 @@ convex in a bias. It starts from a least-squares answer (start.py) where a schem
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from locant.adaptation import sample
+from locant.adaptation.below import below
 from locant.adaptation.queries import UNIT, Maker, Turn, find
 from locant.adaptation.sample import Text
 from locant.adaptation.start import start, units
@@ -159,18 +160,21 @@ def _fit(
             stack.attentions, stack.schemes, had.layers or [Nope()] * len(stack.schemes), strict=True
         )
     ]
+    runs = below(model, [name for name, _, _ in layers], batches)
     for number, (name, scheme, own) in enumerate(layers, 1):
         say(f"layer {number} of {len(layers)}")
         goal, attention = goals[name], model.base_model.get_submodule(name)
-        maker = None if turned is None else find(model, attention, batches[0])
+        maker = None if turned is None else find(runs, attention)
         if maker is not None and turned is not None:
             turned += [(weight, weight.clone()) for weight in maker.layer.parameters()]
         passes = 2 if len(goal) > len(batches) else 1  # ALBERT's layers share one attention: all of it, twice
         for number_of_pass in range(passes):
-            requests = _requests(model, name, batches, len(goal) // len(batches))
+            calls = len(goal) // len(batches)
+            requests = [call for at in range(len(batches)) for call in runs.reach(at, attention, calls)]
             if number_of_pass == 0:  # later its queries are turned
                 silenced = _cross_entropy(None, requests, goal)
             fitted = _set(scheme, requests, goal, own, maker)
+        runs.finish()
         least = _entropy(goal)
         found.heads += [
             HeadFit(number, head, *pair)
@@ -316,26 +320,4 @@ def _weights(model: PreTrainedModel, batches: list[Tensor]) -> dict[str, list[Te
     with listening_to(model, record):
         for rows in batches:
             model.base_model(input_ids=rows)
-    return found
-
-
-class _Enough(Exception):
-    """The layer that was asked for has been reached."""
-
-
-def _requests(model: PreTrainedModel, name: str, batches: list[Tensor], calls: int) -> list[Request]:
-    """What one attention is about to compute, for each call of it."""
-    wanted = model.base_model.get_submodule(name)
-    found: list[Request] = []
-
-    def record(module: Any, request: Request) -> None:
-        if module is wanted:
-            found.append(request)
-            if len(found) % calls == 0:
-                raise _Enough
-
-    with listening_to(model, record):
-        for rows in batches:
-            with suppress(_Enough):
-                model.base_model(input_ids=rows)
     return found

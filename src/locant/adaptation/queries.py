@@ -20,9 +20,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from locant.attention.request import Request
+    from locant.adaptation.below import Below
 
 COMPARED = 64
 """Tokens by which the columns of a layer are told apart."""
@@ -70,30 +68,19 @@ class Maker:
             bias[self.columns] = (turn.matrix @ bias[self.columns][..., None])[..., 0] + turn.shift / self.factor
 
 
-def find(model: PreTrainedModel, attention: nn.Module, rows: Tensor) -> Maker | None:
+def find(runs: Below, attention: nn.Module) -> Maker | None:
     """Who makes the queries of an attention of a swapped model; None if no linear layer alone does."""
-    from locant.analysis.distance import listening_to
-
     given: list[tuple[nn.Module, Tensor]] = []
-    queries: list[Tensor] = []
-
-    def heard(layer: nn.Module, args: Any, output: Tensor) -> None:
-        if not queries:
-            given.append((layer, output.flatten(0, -2)))
-
-    def record(module: Any, request: Request) -> None:
-        if module is attention and not queries:
-            queries.append(request.q)
-
     with ExitStack() as stack:
         for layer in attention.modules():
             if isinstance(layer, (nn.Linear, Conv1D)):
-                stack.enter_context(layer.register_forward_hook(heard))
-        with torch.no_grad(), listening_to(model, record):
-            model.base_model(input_ids=rows)
+                heard = layer.register_forward_hook(lambda layer, args, output: given.append((layer, output)))
+                stack.enter_context(heard)
+        with torch.no_grad():
+            q = runs.reach(0, attention)[0].q
     for layer, output in given:
-        for factor in (1.0, queries[0].shape[-1] ** -0.5):
-            columns = _columns(queries[0], output * factor)
+        for factor in (1.0, q.shape[-1] ** -0.5):
+            columns = _columns(q, output.flatten(0, -2) * factor)
             if columns is not None:
                 return Maker(layer, columns, factor)
     return None

@@ -104,7 +104,7 @@ def find(model: PreTrainedModel) -> Layout:
     base = model.base_model
     names = _attention_names(model)
     attentions = frozenset(base.get_submodule(name) for name in names)
-    layers = frozenset(base.get_submodule(name) for name in _layer_names(base, names)) or _longest_list(base)
+    layers = frozenset(base.get_submodule(name) for name in layer_names(base, names)) or _longest_list(base)
     ear = Ear(layers)
     roles: list[dict[Place, str]] = []
     seen: list[tuple[nn.Module, Tensor | None, Tensor | None]] = []
@@ -217,7 +217,7 @@ def _attention_names(model: PreTrainedModel) -> list[str]:
         return []
 
 
-def _layer_names(base: nn.Module, attentions: list[str]) -> list[str]:
+def layer_names(base: nn.Module, attentions: list[str]) -> list[str]:
     """encoder.layer.0.attention.self -> encoder.layer.0, the nearest list in which every entry has an attention.
 
     T5 has lists in lists: block.0.layer.0.SelfAttention -> block.0, since block.0.layer.1 is a feed-forward.
