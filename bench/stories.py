@@ -7,7 +7,8 @@ kept in --stories; one in twenty is kept to test on. On these no model can have 
 whatever another one says differently is a loss. TEXTs, such as stories for children written by people, are the other
 test; BOOKs, not the same ones, are learned from beside its own stories, so that it is what it was on other prose too.
 Loss is that of the next token in pieces of 256, 512 and 1,024 tokens, each after the begin token. Written to
-bench/results/stories.csv and stories.md (what each model writes); models that are there are not made again.
+bench/results/stories.csv and stories.md (what each model writes), or under another --name; models that are there are
+not made again.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 import locant
-from locant.adaptation.adapting import held_out, trained_on
+from locant.adaptation.adapting import CAUSAL, held_out, trained_on
 from locant.experiments.run import quiet
 from locant.experiments.source import read
 from locant.hf import llama2c
@@ -33,6 +34,8 @@ TOKENS = 16 * (max(LENGTHS) - 1)
 """Of a text, at most."""
 LETTERS = 750
 """Of a piece of a book: about as many as a story has."""
+WORDS = 256
+"""Of which the next one is drawn when the model writes what is learned from."""
 BEGIN = "Once upon a time, there was a little"
 
 
@@ -43,7 +46,8 @@ def sample(model: Any, tokenizer: Any, path: Path, count: int) -> list[str]:
     while len(there) < count:
         begin = torch.full((64, 1), tokenizer.bos_token_id)
         with torch.no_grad():
-            rows = model.generate(begin, max_new_tokens=255, do_sample=True, pad_token_id=tokenizer.eos_token_id)
+            rows = model.generate(begin, max_new_tokens=255, do_sample=True, top_k=WORDS,
+                                  pad_token_id=tokenizer.eos_token_id)  # fmt: skip
         for row in rows[:, 1:].tolist():
             ends = [row.index(end) for end in (tokenizer.bos_token_id, tokenizer.eos_token_id) if end in row]
             there.append(" ".join(tokenizer.decode(row[: min(ends, default=len(row))]).split()))
@@ -86,9 +90,10 @@ def main() -> None:
     parser.add_argument("--more", type=Path, nargs="*", default=[])
     parser.add_argument("--specs", nargs="*", default=["tisa", "alibi", "nope"])
     parser.add_argument("--budget", default="400steps")
-    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--stories", type=Path, default=Path("stories.txt"))
     parser.add_argument("--count", type=int, default=1600)
+    parser.add_argument("--name", default="stories", help="of what is written")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--keep", type=Path, default=Path("adapted-stories"), help="a folder for the adapted models")
@@ -120,19 +125,19 @@ def main() -> None:
         losses = {f"{text}, {length}": round(loss(model, part), 4) for (text, length), part in rows.items()}
         table.append({"model": name, "steps": steps, "state": state, **losses})
         print(table[-1], flush=True)
-        with (arguments.results / "stories.csv").open("w", newline="") as file:
+        with (arguments.results / f"{arguments.name}.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(table[0]))
             writer.writeheader()
             writer.writerows(table)
         if state != "fitted":
             tales.append(f"**{name}** {tale(model, tokenizer)}")
-            (arguments.results / "stories.md").write_text("\n\n".join(tales) + "\n", encoding="utf-8")
+            (arguments.results / f"{arguments.name}.md").write_text("\n\n".join(tales) + "\n", encoding="utf-8")
 
     add("rope", 0, "original", original)
     for spec in arguments.specs:
         model, where = copy.deepcopy(original), arguments.keep / f"{spec}-{arguments.budget}".replace(":", "-")
         fitted = copy.deepcopy(original)
-        locant.fit(fitted, spec, trained_on(lines), tokenizer=tokenizer, queries=True)
+        locant.fit(fitted, spec, trained_on(lines), tokenizer=tokenizer, length=CAUSAL, queries=True)
         add(spec, 0, "fitted", fitted)
         if not (where / "DONE").exists():
             done = locant.adapt(

@@ -32,6 +32,7 @@ from torch import Tensor
 from locant.adaptation import card, sample
 from locant.adaptation.agreement import Agreement, agree, agreement_for
 from locant.adaptation.distil import EVERY, LOOKS, Look, Original, Steps, distil, frozen, seconds_of_a_step, to
+from locant.adaptation.fitting import LENGTH as FITTED
 from locant.adaptation.fitting import Fit, fit, silenced
 from locant.adaptation.sample import Sampler, Text
 from locant.adaptation.windows import Batch, Windows
@@ -50,8 +51,8 @@ WINDOW = 128
 """Tokens of the windows in which an encoder is shown what is longer than it can read: few were trained on much longer
 texts, and what they say of them is worse for it. A causal model sees as much as it can."""
 CAUSAL = 256
-"""Tokens of the shortest sequences of a causal model: what it says of shorter ones is the beginning of what it says of
-these."""
+"""Tokens of the shortest sequences of a causal model, and of those it is fitted on: what it says of shorter ones is the
+beginning of what it says of these."""
 HELD_OUT, BLOCK, ROWS, TOKENS = 20, 16, 32, 4096
 """One block of lines in so many, of so many, is kept to measure agreement on: so many sequences, or tokens, of each
 length."""
@@ -174,7 +175,7 @@ def adapt(
                 rows.append(measure.row("silenced", model))
             began = time.perf_counter()
             found = fit(model, spec, trained_on(lines), tokenizer=tokenizer, seed=seed, say=say,
-                        queries=train == "all" and _rotates(model))  # fmt: skip
+                        length=CAUSAL if causal else FITTED, queries=train == "all" and _rotates(model))  # fmt: skip
             took = time.perf_counter() - began
             rows.append(measure.row("fitted", model))
             looks: list[Look] = []
