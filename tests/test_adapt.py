@@ -230,6 +230,11 @@ def test_another_model_or_text_does_not_go_on_from_a_checkpoint(tmp_path):
         adapted(hf_models.make("bert"), budget="20steps", out=tmp_path, look=stop)
     with pytest.raises(ValueError, match="weights: "):
         adapted(hf_models.make("bert", seed=1), budget="20steps", out=tmp_path)
+    other = hf_models.make("bert")
+    with torch.no_grad():
+        other.encoder.layer[0].output.dense.weight[3, 5] *= -1  # one number will do
+    with pytest.raises(ValueError, match="weights: "):
+        adapted(other, budget="20steps", out=tmp_path)
     with pytest.raises(ValueError, match="text: "):
         locant.adapt(hf_models.make("bert"), "tisa:kernels=3", words.text()[::-1], budget="20steps", tokenizer=TOKENS,
                      length=32, out=tmp_path)  # fmt: skip

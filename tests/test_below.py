@@ -63,13 +63,33 @@ def test_one_attention_in_all_layers_always_runs():
 def test_layers_that_tell_each_other_more_than_their_output_always_run():
     """What a layer leaves elsewhere is missing when it does not run: that is seen in numbers, not in names."""
     model = locant.swap(make("bert"), "tisa")
-    first, last = layers(model)[0], layers(model)[-1]
     said = []
-    first.register_forward_pre_hook(lambda layer, args: said.append(args[0]))
-    last.register_forward_pre_hook(lambda layer, args: (args[0] + len(said), *args[1:]))
-    first.attention.register_forward_hook(lambda *_: said.append(None))
+    layers(model)[0].attention.register_forward_hook(lambda *_: said.append(1))
+    layers(model)[-1].attention.register_forward_pre_hook(lambda part, args: (args[0] + len(said), *args[1:]))
     names = [attention.name for stack in plan_of(model).stacks for attention in stack.attentions]
     assert below(model, names, [words.rows()]).layers == []
+
+
+def test_layers_with_hooks_always_run():
+    """A hook that changes what a layer gives would change it once more when it says what it gave."""
+    model = locant.swap(make("llama"), "tisa")
+    layers(model)[1].register_forward_hook(lambda layer, args, output: output)
+    names = [attention.name for stack in plan_of(model).stacks for attention in stack.attentions]
+    assert below(model, names, [words.rows()]).layers == []
+
+
+def test_a_run_that_is_stopped_leaves_no_trace():
+    model = locant.swap(make("llama"), "tisa")
+    names = [attention.name for stack in plan_of(model).stacks for attention in stack.attentions]
+    runs = below(model, names, [words.rows()])
+    runs.finish()
+
+    def stopped(module, request):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(0, stopped)
+    assert not any("forward" in layer.__dict__ for layer in layers(model))
 
 
 def test_layers_run_again_afterwards():

@@ -206,6 +206,66 @@ def test_turned_queries_are_made_by_the_layer_that_made_them(kind):
     assert torch.equal(after.v, before.v)
 
 
+def shared(model):
+    for layer in model.layers[1:]:
+        layer.self_attn.q_proj = model.layers[0].self_attn.q_proj
+
+
+def made_from_others(model):
+    for layer in model.layers:
+        torch.nn.utils.parametrizations.weight_norm(layer.self_attn.q_proj)
+
+
+def keys_too(model):
+    for layer in model.layers:
+        layer.self_attn.k_proj.weight = layer.self_attn.q_proj.weight
+
+
+def moved_afterwards(model):
+    for layer in model.layers:
+        layer.self_attn.q_proj.register_forward_hook(lambda part, args, output: output + 1)
+
+
+@pytest.mark.parametrize("change", [shared, made_from_others, keys_too, moved_afterwards])
+def test_queries_that_cannot_be_turned_alone_are_left_and_named(change):
+    """What is said to be explained must be what the model does."""
+    model = hf_models.make("llama", num_key_value_heads=4)
+    change(model)
+    before = [layer.self_attn.q_proj.weight.detach().clone() for layer in model.layers]
+    found = fitted(model, "tisa:kernels=3", queries=True)
+    assert "stay as they were" in "".join(found.notices)
+    for layer, weight in zip(model.layers, before, strict=True):
+        assert torch.equal(layer.self_attn.q_proj.weight, weight)
+
+
+def test_one_layer_whose_queries_stay_is_named():
+    model = hf_models.make("llama")
+    with torch.no_grad():
+        model.layers[1].self_attn.q_proj.weight[1] = model.layers[1].self_attn.q_proj.weight[0]
+    assert "queries of layer 2:" in "".join(fitted(model, "tisa:kernels=3", queries=True).notices)
+
+
+def test_modes_are_as_they_were_where_a_fit_is_stopped(monkeypatch):
+    model = hf_models.make("bert").train()
+    model.encoder.layer[1].eval()
+    modes = [part.training for part in model.modules()]
+
+    def stopped(*_):
+        model.eval()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fitting, "_fit", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(model, "tisa")
+    assert [part.training for part in model.modules()] == modes
+
+
+def test_worse_than_nothing_is_said_in_words():
+    heads = [fitting.HeadFit(1, 1, silenced=1.0, fitted=2.5)]
+    assert "%" not in fitting.Fit(None, "alibi", heads).summary
+    assert "farther" in fitting.Fit(None, "alibi", heads).summary
+
+
 def test_lengths_must_be_possible():
     for options, said in (({"length": 0}, "at least 8"), ({"tokens": 0}, "tokens must be at least 1")):
         with pytest.raises(ValueError, match=said):

@@ -71,9 +71,7 @@ def adapt(
             except KeyboardInterrupt:
                 console.print("stopped; the same command goes on from its last checkpoint, if it had come to one")
                 raise typer.Exit(130) from None
-    console.print(
-        f"{done.fit.explained:.0%} of what position did in attention is explained by the fit", highlight=False
-    )
+    console.print(done.fit.summary, highlight=False)
     for notice in done.fit.notices:
         console.print(escape(notice), highlight=False)
     console.print(_table(done))

@@ -50,14 +50,14 @@ class Below:
         """Finished layers say what they gave for a batch."""
         finished, given = self.layers[: self.finished], self.given[number]
         before = [layer.__dict__.get("forward") for layer in finished]
-        for layer in finished:
-            layer.forward = lambda *args, **kwargs: _copy(given)  # a later layer may work in place
         try:
+            for layer in finished:
+                layer.forward = lambda *args, **kwargs: _copy(given)  # a later layer may work in place
             yield
         finally:
             for layer, forward in zip(finished, before, strict=True):
                 if forward is None:
-                    del layer.forward
+                    layer.__dict__.pop("forward", None)  # not there yet, if it was stopped on the way
                 else:
                     layer.forward = forward
 
@@ -107,6 +107,8 @@ def below(model: PreTrainedModel, attentions: list[str], batches: list[Tensor]) 
 def _output_is_all(trial: Below) -> bool:
     """Whether each attention is reached by the same numbers when the layers below it are not run."""
     if len(set(trial.layers)) != len(trial.attentions):
+        return False
+    if any(layer._forward_hooks or layer._forward_pre_hooks for layer in trial.layers):  # they would work twice
         return False
     whole: list[tuple[nn.Module, Request]] = []
     trial.run(0, lambda module, request: whole.append((module, request)))

@@ -41,8 +41,8 @@ seed {seed}, sequences up to {length} tokens, {what["lines"]:,} lines of text wi
 {table(done.measure, done.rows)}
 
 Agreement is with the original, {where}; *silenced* is the model with its
-positions taken away, *fitted* with the scheme set and nothing trained ({done.fit.explained:.0%} of what position did in
-attention is explained).
+positions taken away, *fitted* with the scheme set and nothing trained
+({done.fit.summary}).
 
 ```python
 import locant

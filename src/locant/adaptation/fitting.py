@@ -23,7 +23,7 @@ from torch import Tensor
 
 from locant.adaptation import sample
 from locant.adaptation.below import below
-from locant.adaptation.queries import UNIT, Maker, Turn, find
+from locant.adaptation.queries import UNIT, Turn, find
 from locant.adaptation.sample import Text
 from locant.adaptation.start import start, units
 from locant.analysis.distance import listening_to
@@ -71,8 +71,14 @@ class Fit:
         silenced = sum(head.silenced for head in self.heads)
         return 1 - sum(head.fitted for head in self.heads) / silenced if silenced > 1e-9 else 1.0
 
+    @property
+    def summary(self) -> str:
+        if self.explained < 0:
+            return "heads look elsewhere than they did, farther from it than without positions"
+        return f"{self.explained:.0%} of what position does in attention is explained"
+
     def __str__(self) -> str:
-        lines = [f"{self.spec}: {self.explained:.0%} of what position does in attention is explained"]
+        lines = [f"{self.spec}: {self.summary}"]
         for layer in sorted({head.layer for head in self.heads}):
             shares = " ".join(f"{head.explained:4.0%}" for head in self.heads if head.layer == layer)
             lines.append(f"layer {layer:2}: {shares}")
@@ -109,6 +115,7 @@ def fit(
     sample.check_words(model, tokenizer, lines)
     batches = _batches(model, sample.Sampler(tokenizer, lines, seed=seed), length, tokens)
     turned: list[tuple[Tensor, Tensor]] = []  # weights of queries, and what they were
+    modes = {part: part.training for part in model.modules()}
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
@@ -117,6 +124,8 @@ def fit(
         swap(model, "native")
         for weight, before in reversed(turned):
             weight.data.copy_(before)
+        for part, training in modes.items():
+            part.training = training
         raise
 
 
@@ -161,6 +170,7 @@ def _fit(
         )
     ]
     runs = below(model, [name for name, _, _ in layers], batches)
+    unturned: list[int] = []
     for number, (name, scheme, own) in enumerate(layers, 1):
         say(f"layer {number} of {len(layers)}")
         goal, attention = goals[name], model.base_model.get_submodule(name)
@@ -170,10 +180,16 @@ def _fit(
         passes = 2 if len(goal) > len(batches) else 1  # ALBERT's layers share one attention: all of it, twice
         for number_of_pass in range(passes):
             calls = len(goal) // len(batches)
+            turn = None if maker is None else maker.turn()
             requests = [call for at in range(len(batches)) for call in runs.reach(at, attention, calls)]
             if number_of_pass == 0:  # later its queries are turned
                 silenced = _cross_entropy(None, requests, goal)
-            fitted = _set(scheme, requests, goal, own, maker)
+            fitted = _set(scheme, requests, goal, own, turn)
+            if maker is not None and turn is not None and not maker.put(turn):
+                maker = turn = None
+                fitted = _set(scheme, requests, goal, own)
+        if turned is not None and maker is None:
+            unturned.append(number)
         runs.finish()
         least = _entropy(goal)
         found.heads += [
@@ -183,8 +199,9 @@ def _fit(
     if not any(True for _, scheme, _ in layers for _ in scheme.parameters()):
         but = "nothing to fit" if turned is None else "nothing to fit but queries"
         found.notices.append(f"{spec} has no parameters in attention: there was {but}")
-    if turned == []:
-        found.notices.append("no linear layer makes the queries of this model: they stay as they were")
+    if unturned:
+        where = "this model" if len(unturned) == len(layers) else f"layer {', '.join(map(str, unturned))}"
+        found.notices.append(f"no linear layer alone makes the queries of {where}: they stay as they were")
     return found
 
 
@@ -225,11 +242,8 @@ def _leave(model: PreTrainedModel, first: Tensor, rest: Tensor) -> None:
                 part.rest.copy_(rest)
 
 
-def _set(
-    scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Scheme, maker: Maker | None = None
-) -> Tensor:
-    """[H] the cross-entropy when the parameters of a scheme, and with a maker its queries, make it small."""
-    turn = None if maker is None else maker.turn()
+def _set(scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Scheme, turn: Turn | None = None) -> Tensor:
+    """[H] the cross-entropy when the parameters of a scheme, and of a turn of its queries, make it small."""
     parameters = [parameter for parameter in scheme.parameters() if parameter.requires_grad]
     sizes: dict[Any, Tensor | float] = {}
     if parameters:
@@ -265,10 +279,7 @@ def _set(
     optimizer.step(closure)
     put()
     scheme.zero_grad()
-    found = _cross_entropy(scheme, requests, goal, turn)
-    if maker is not None and turn is not None:
-        maker.put(turn)
-    return found
+    return _cross_entropy(scheme, requests, goal, turn)
 
 
 def _cross_entropy(

@@ -11,6 +11,8 @@ No family is listed: that layer is found by comparing numbers, since it may make
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 if TYPE_CHECKING:
     from locant.adaptation.below import Below
+    from locant.attention.request import Request
 
 COMPARED = 64
 """Tokens by which the columns of a layer are told apart."""
@@ -46,11 +49,12 @@ class Turn(nn.Module):
 class Maker:
     """The layer that makes queries, and which column of what it gives is which coordinate of which head, [H, D].
 
-    Some models scale queries themselves: by `factor`, after this layer.
+    Some models scale queries themselves: by `factor`, after this layer. `reach` runs the model as far as the attention.
     """
 
     layer: nn.Module
     columns: Tensor
+    reach: Callable[[], Request]
     factor: float = 1.0
 
     def turn(self) -> Turn:
@@ -58,8 +62,19 @@ class Maker:
         return Turn(*self.columns.shape, shift=self.layer.bias is not None, like=weight.detach())
 
     @torch.no_grad()
-    def put(self, turn: Turn) -> None:
-        """The layer makes turned queries from now on."""
+    def put(self, turn: Turn) -> bool:
+        """The layer makes turned queries from now on. If that is not so, or not all, it stays as it was: False."""
+        before, weights = self.reach(), [parameter.clone() for parameter in self.layer.parameters()]
+        self._write(turn)
+        after = self.reach()
+        right = torch.allclose(after.q, turn(before.q), rtol=1e-3, atol=1e-3 * float(before.q.abs().max()))
+        right = right and torch.equal(after.k, before.k) and torch.equal(after.v, before.v)
+        if not right:
+            for parameter, was in zip(self.layer.parameters(), weights, strict=True):
+                parameter.copy_(was)
+        return right
+
+    def _write(self, turn: Turn) -> None:
         weight: Any = self.layer.weight
         rows = weight.mT if isinstance(self.layer, Conv1D) else weight  # [columns, inputs], a view
         rows[self.columns] = turn.matrix @ rows[self.columns]
@@ -71,9 +86,12 @@ class Maker:
 def find(runs: Below, attention: nn.Module) -> Maker | None:
     """Who makes the queries of an attention of a swapped model; None if no linear layer alone does."""
     given: list[tuple[nn.Module, Tensor]] = []
+    names = Counter(id(weight) for _, weight in runs.model.named_parameters(remove_duplicate=False))
     with ExitStack() as stack:
         for layer in attention.modules():
-            if isinstance(layer, (nn.Linear, Conv1D)):
+            # Weights that are used elsewhere too, or made from others, are not this layer's to turn.
+            own = isinstance(layer, (nn.Linear, Conv1D)) and "weight" in layer._parameters
+            if own and all(names[id(weight)] == 1 for weight in layer.parameters()):
                 heard = layer.register_forward_hook(lambda layer, args, output: given.append((layer, output)))
                 stack.enter_context(heard)
         with torch.no_grad():
@@ -82,7 +100,7 @@ def find(runs: Below, attention: nn.Module) -> Maker | None:
         for factor in (1.0, q.shape[-1] ** -0.5):
             columns = _columns(q, output.flatten(0, -2) * factor)
             if columns is not None:
-                return Maker(layer, columns, factor)
+                return Maker(layer, columns, lambda: runs.reach(0, attention)[0], factor)
     return None
 
 

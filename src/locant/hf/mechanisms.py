@@ -29,7 +29,8 @@ class Replaced:
         for hooks in (self.parent._forward_pre_hooks, self.parent._forward_hooks):
             for key in [key for key, hook in hooks.items() if hook in (_put_patches, _take_patches)]:
                 del hooks[key]
-        if hasattr(self.parent, self.name):
+        in_place = isinstance(self.original, nn.Module) and self.name in self.parent._modules
+        if hasattr(self.parent, self.name) and not in_place:  # optimizers know parameters by their order
             delattr(self.parent, self.name)
         if self.original is not None:
             setattr(self.parent, self.name, self.original)

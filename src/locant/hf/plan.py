@@ -344,8 +344,8 @@ def _probe_length(base: nn.Module) -> int:
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Eval mode; after it every part is in the mode it was in."""
     training = {part: part.training for part in module.modules()}
-    module.eval()
     try:
+        module.eval()
         yield
     finally:
         for part, flag in training.items():
