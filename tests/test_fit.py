@@ -118,6 +118,16 @@ def test_a_model_is_left_as_it_was_where_fitting_fails(monkeypatch):
     assert torch.equal(hf_models.output(model, input_ids=ids), before)
 
 
+def test_broken_weights_and_modes_without_gradients_are_refused():
+    model = hf_models.make("bert")
+    with torch.inference_mode(), pytest.raises(ValueError, match="inference_mode"):
+        fitted(model, "tisa")
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"layer\.0\.output\.dense\.weight has numbers that are not finite"):
+        fitted(model, "tisa")
+
+
 def test_what_cannot_be_fitted_is_refused():
     swapped = locant.swap(hf_models.make("bert"), "tisa")
     with pytest.raises(ValueError, match="swapped already"):

@@ -48,6 +48,11 @@ def check(model: Any, spec: Any) -> None:
             f"{type(model).__name__} is an encoder with a decoder; open its encoder alone, as "
             f"AutoModelForTextEncoding does"
         )
+    if torch.is_inference_mode_enabled():
+        raise ValueError("fitting needs gradients, which torch.inference_mode() forbids; call it outside")
+    broken = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if broken:
+        raise ValueError(f"{broken[0]} has numbers that are not finite: NaN or ∞; load the model again")
     half = {weight.dtype for weight in model.parameters()} & {torch.bfloat16, torch.float16}
     if half:
         raise ValueError(f"the model is in {half.pop()}, in which small steps are lost; call model.float() first")
