@@ -4,6 +4,7 @@ What is allowed is derived, not chosen: a few times the error that `eager` itsel
 """
 
 import copy
+import math
 import os
 import resource
 import subprocess
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 import locant
 from locant.attention import build, fused
-from locant.schemes import Alibi
+from locant.schemes import Alibi, Tisa
 from tests import cases
 
 pytestmark = pytest.mark.skipif(
@@ -48,6 +49,12 @@ def farthest(q, k, q_pos=None, k_pos=None, **how):
     return int((k_pos[..., None, :] - q_pos[..., :, None]).abs().max())
 
 
+def steepest(tisa):
+    if not tisa.kernels:
+        return 1.0
+    return (tisa.amplitude.detach().abs() / (math.e * tisa.sharpness.detach().abs().clamp(min=1e-3))).max().item()
+
+
 def check(scheme, tensors, grad=None, impl="fused", **how):
     """Compares with eager in float64, and allows for what eager does in this dtype."""
     q, _, v = tensors
@@ -65,6 +72,8 @@ def check(scheme, tensors, grad=None, impl="fused", **how):
         noise = torch.finfo(torch.float32).eps * (q.shape[0] * q.shape[2] * q.shape[3]) ** 0.5
         if index > 3 and isinstance(scheme, Alibi):  # the rounding of each pair, as many times as it is far
             noise *= farthest(q, tensors[1], **how)
+        if index > 3:  # and as many times as a bump changes with its sharpness b: a r² exp(−b r²) ≤ a / (e b)
+            noise *= max([1.0, *(steepest(part) for part in scheme.modules() if isinstance(part, Tisa))])
         allowed = 4 * usual + 20 * (torch.finfo(q.dtype).eps * exact.abs().max() + noise)
         assert error <= allowed, f"tensor {index}: {error:.2e} from the truth, eager {usual:.2e}, allowed {allowed:.2e}"
 
