@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import locant
 from locant.attention import build, fused
-from locant.schemes import Alibi, Tisa
+from locant.schemes import Alibi, Kerple, Tisa
 from tests import cases
 
 pytestmark = pytest.mark.skipif(
@@ -49,10 +49,10 @@ def farthest(q, k, q_pos=None, k_pos=None, **how):
     return int((k_pos[..., None, :] - q_pos[..., :, None]).abs().max())
 
 
-def steepest(tisa):
-    if not tisa.kernels:
-        return 1.0
-    return (tisa.amplitude.detach().abs() / (math.e * tisa.sharpness.detach().abs().clamp(min=1e-3))).max().item()
+def steepest(tisa, distance):
+    """How much a bump changes with its sharpness b, at most: a x² exp(−b x²) ≤ a · min(x², 1 / (e b)), x = r − c."""
+    a, b, c = (x.detach().abs().double() for x in (tisa.amplitude, tisa.sharpness, tisa.offset))
+    return float((a * torch.minimum((distance + c) ** 2, 1 / (math.e * b))).max())
 
 
 def check(scheme, tensors, grad=None, impl="fused", **how):
@@ -60,6 +60,8 @@ def check(scheme, tensors, grad=None, impl="fused", **how):
     q, _, v = tensors
     if grad is None:
         grad = torch.randn(*q.shape[:3], v.shape[3]).to(q.dtype)
+    names = [name for name, _ in scheme.named_parameters()]
+    bumps = [part for part in scheme.modules() if isinstance(part, Tisa) and part.kernels]
     ours = results(impl, scheme, tensors, grad, **how)
     own = results("eager", scheme, tensors, grad, **how)
     truth = results("eager", copy.deepcopy(scheme).double(), [x.double() for x in tensors], grad.double(), **how)
@@ -72,8 +74,10 @@ def check(scheme, tensors, grad=None, impl="fused", **how):
         noise = torch.finfo(torch.float32).eps * (q.shape[0] * q.shape[2] * q.shape[3]) ** 0.5
         if index > 3 and isinstance(scheme, Alibi):  # the rounding of each pair, as many times as it is far
             noise *= farthest(q, tensors[1], **how)
-        if index > 3:  # and as many times as a bump changes with its sharpness b: a r² exp(−b r²) ≤ a / (e b)
-            noise *= max([1.0, *(steepest(part) for part in scheme.modules() if isinstance(part, Tisa))])
+        if index > 3 and isinstance(scheme, Kerple) and scheme.kind == "power":  # a |r|^p, p ≤ 2
+            noise *= farthest(q, tensors[1], **how) ** 2
+        if index > 3 and names[index - 4].endswith("sharpness"):  # likewise, as many times as its bump is steep
+            noise *= max([1.0, *(steepest(part, farthest(q, tensors[1], **how)) for part in bumps)])
         allowed = 4 * usual + 20 * (torch.finfo(q.dtype).eps * exact.abs().max() + noise)
         assert error <= allowed, f"tensor {index}: {error:.2e} from the truth, eager {usual:.2e}, allowed {allowed:.2e}"
 
