@@ -13,7 +13,7 @@ import torch
 from locant.experiments import folder
 from locant.experiments.comparison import DATA, Comparison, where
 from locant.experiments.workers import Local, do
-from tests.test_survival import PRESET, STEPS, compared, numbers
+from tests.experiments.test_survival import PRESET, STEPS, compared, numbers
 
 # mlm: processes have unequal numbers of labels, sometimes none, and BERT's loss knows nothing of the other processes.
 TASKS = {"clm": ["tisa"], "mlm": ["native"]}

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertModel
 
 import locant
+from tests.hf.test_swapping import EXACT, spread
 from tests.hf_models import CONFIGS, inputs, make, output
-from tests.test_swap import EXACT, spread
 
 DATA = Path(__file__).parent / "data"
 
@@ -234,7 +234,7 @@ def test_trainer_checkpoints_resume(tmp_path):
 
 
 # ---- relative_key and relative_key_query of transformers 4 ----------------------------------------
-# tests/data/relative_key holds tiny random checkpoints saved by transformers 4.57.6, with the logits it gave.
+# tests/hf/data/relative_key holds tiny random checkpoints saved by transformers 4.57.6, with the logits it gave.
 
 
 @pytest.mark.parametrize("folder", sorted((DATA / "relative_key").iterdir()), ids=lambda path: path.name)

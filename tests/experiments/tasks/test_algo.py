@@ -15,8 +15,7 @@ from locant.experiments.run import execute
 from locant.experiments.tasks import task
 from locant.experiments.tasks.algo import PUZZLES, TESTING, TRAINING, VOCABULARY, problem
 from locant.experiments.tasks.task import Setting
-
-from . import bert
+from tests import bert
 
 TOKENS = {number: token for token, number in VOCABULARY.items()}
 

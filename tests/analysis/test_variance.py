@@ -29,8 +29,7 @@ from locant.analysis.variance import (
 )
 from locant.analysis.variance.theory import _feed_forward
 from locant.hf import interface
-
-from .hf_models import make
+from tests.hf_models import make
 
 
 def gpt2(d=256, heads=4, layers=4, length=128, sigma=0.3072**0.5 / 16, seed=0, vocabulary=20000, causal=True):

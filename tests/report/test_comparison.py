@@ -21,7 +21,7 @@ from locant.report.figures import Grid, Interval, Intervals, Lines, Small, recor
 from locant.report.page import Report, Section, csv_name, figures_of, write
 from tests.comparisons import begin, begun, fail, finish, rows_of, whole
 from tests.hf_models import make
-from tests.test_page import DRAWN, point_at, read, same, scrolled
+from tests.report.test_page import DRAWN, point_at, read, same, scrolled
 
 HOSTILE = """</script><img src=x onerror="alert(1)">&[red]'"""
 

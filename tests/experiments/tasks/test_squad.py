@@ -21,8 +21,7 @@ from locant.experiments.tasks import task
 from locant.experiments.tasks.rows import open_rows
 from locant.experiments.tasks.squad import ANSWER, Span, Windows, score, spans
 from locant.experiments.tasks.task import Setting
-
-from . import bert
+from tests import bert
 
 PRESET = replace(ANSWERS["quick"], length=32, batch=4, longest=4, evaluated=0)
 WORDS = ["the", "old", "mill", "stood", "by", "a", "river", "in", "north", "until", "1803", "its", "wheel", "broke"]

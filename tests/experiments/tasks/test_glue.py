@@ -15,8 +15,7 @@ from locant.experiments.preset import FINETUNE
 from locant.experiments.tasks import DETAILED, task
 from locant.experiments.tasks.glue import KINDS
 from locant.experiments.tasks.task import Setting
-
-from . import bert
+from tests import bert
 
 PRESET = replace(FINETUNE["quick"], length=48, batch=4)
 MNLI = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"

@@ -10,7 +10,7 @@ import pytest
 from locant.experiments import folder
 from locant.experiments.comparison import DATA, where
 from locant.experiments.workers import Local
-from tests.test_survival import STEPS, assert_same, compared
+from tests.experiments.test_survival import STEPS, assert_same, compared
 
 ray = pytest.importorskip("ray", reason="ray is an extra: pip install 'locant[ray]'")
 

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
 
 import locant
+from tests.hf.test_swapping import EXACT, spread
 from tests.hf_models import CONFIGS, make, output
-from tests.test_swap import EXACT, spread
 
 IDS = torch.arange(3, 15)[None]  # 12 tokens
 

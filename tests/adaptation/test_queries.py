@@ -9,7 +9,7 @@ from locant.adaptation import fitting, queries
 from locant.adaptation.below import Below
 from locant.hf.plan import plan_of
 from tests import hf_models, words
-from tests.test_fit import TOKENS, fitted, t5
+from tests.adaptation.test_fitting import TOKENS, fitted, t5
 
 
 @pytest.mark.parametrize(
