@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 import locant
 from locant.adaptation import adapting
 from locant.cli import app
-from locant.experiments import folder
+from locant.runs import run_folder
 from tests import bert, words
 
 
@@ -14,10 +14,10 @@ def test_the_command_says_that_another_process_is_at_work(tmp_path):
     path = bert.save(tmp_path / "model")
     (tmp_path / "text.txt").write_text("\n".join(words.text()))
     command = ["adapt", path, "alibi", "--text", str(tmp_path / "text.txt"), "-o", str(tmp_path / "out")]
-    with folder.held(tmp_path / "out"):
+    with run_folder.held(tmp_path / "out"):
         found = CliRunner().invoke(app, command)
     assert found.exit_code == 2
-    assert "another process works in" in found.output
+    assert "another process is working in" in found.output
 
 
 def test_the_command_ends_with_a_table(tmp_path):

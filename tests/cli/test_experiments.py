@@ -60,7 +60,7 @@ def test_finetune_starts_from_a_trained_model(tmp_path, text):
     ("words", "message"),
     [
         (["compare", "clmm", "--schemes", "nope", "-o", "x"], "did you mean 'clm'"),
-        (["compare", "clm", "--schemes", "nope", "--budget", "soon", "-o", "x"], "--budget must look like"),
+        (["compare", "clm", "--schemes", "nope", "--budget", "soon", "-o", "x"], "a budget must look like"),
         (["compare", "clm", "--schemes", "nope,nope", "-o", "x"], "twice"),
         (["compare", "clm", "--schemes", "nope", "--preset", "huge", "-o", "x"], "unknown preset"),
         (["compare", "clm", "--schemes", "nope", "--data", "./none.txt", "-o", "x"], "no file or folder"),

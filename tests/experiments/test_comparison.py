@@ -1,20 +1,19 @@
 """Comparisons: where the data comes from, that all schemes get the same, and that what cannot be is said first."""
 
-import gzip
 import json
-import lzma
 import math
 
 import pytest
 import torch
 
-from locant.experiments import arms, comparison, folder, source
+from locant.experiments import arms, comparison
 from locant.experiments import preset as presets
-from locant.experiments.comparison import Budget
 from locant.experiments.preset import SCRATCH
 from locant.experiments.run import Run, Work, execute, setting
 from locant.experiments.tasks import task
 from locant.experiments.tasks.task import order
+from locant.runs import files, run_folder
+from locant.runs.budget import Budget
 
 TINY = "quick:length=16,longest=4,batch=4,layers=2,width=16,heads=2,vocabulary=300,evaluated=512"
 WORDS = "def f(x):\n    return x + 1  # the same line, again and again, is easy to learn\n" * 400
@@ -31,58 +30,6 @@ def begin(out, words, **changes):
     asked = {"task": "clm", "schemes": ["nope"], "data": words, "model": None, "seeds": [0], "preset": TINY,
              "budget": Budget(steps=4), "calibrate": lambda *_: 0.5}  # fmt: skip
     return comparison.begin(out, **{**asked, **changes})
-
-
-class TestSource:
-    def test_files_are_read_packed_or_plain(self, tmp_path):
-        for name, opener in (("a.txt", open), ("a.txt.gz", gzip.open), ("a.txt.xz", lzma.open)):
-            with opener(tmp_path / name, "wt", encoding="utf-8") as file:
-                file.write("grün\n" * 100)
-            assert source.text(str(tmp_path / name)).train.startswith("grün\n")
-
-    def test_the_end_of_a_text_is_held_out_and_nothing_is_in_both(self, tmp_path):
-        (tmp_path / "a.txt").write_text("".join(f"{n:05}\n" for n in range(1000)))
-        found = source.text(str(tmp_path / "a.txt"))
-        assert found.train + found.test == (tmp_path / "a.txt").read_text()
-        assert len(found.test) == 6000 // 20
-
-    def test_a_folder_with_parts_keeps_them(self, tmp_path):
-        for part in ("train", "valid", "test"):
-            (tmp_path / f"wiki.{part}.raw").write_text(f"this is {part}")
-        found = source.text(str(tmp_path))
-        assert (found.train, found.test) == ("this is train", "this is valid")
-
-    def test_of_many_files_every_twentieth_is_held_out(self, tmp_path):
-        for n in range(40):
-            (tmp_path / f"{n:02}.txt").write_text(f"file {n:02}")
-        found = source.text(str(tmp_path))
-        assert found.test == "file 19\nfile 39"
-        assert "file 19" not in found.train
-        assert found.train.count("file") == 38
-
-    def test_the_default_needs_nothing_but_python(self):
-        found = source.text(None)
-        assert len(found.train) > 5_000_000
-        assert "import" in found.test
-
-    @pytest.mark.parametrize(
-        ("make", "message"),
-        [
-            (lambda path: path.write_text("  \n"), "is empty"),
-            (lambda path: path.mkdir(), "has no files"),
-            (lambda path: path.write_bytes(b"\xff\xfe\x00"), "not text in UTF-8"),
-            (lambda path: None, "no file or folder"),
-        ],
-    )
-    def test_what_is_no_text_is_said(self, tmp_path, make, message):
-        make(tmp_path / "it.x")
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            source.text(str(tmp_path / "it.x"))
-
-    def test_a_damaged_archive_is_said(self, tmp_path):
-        (tmp_path / "a.txt.xz").write_bytes(b"not packed at all")
-        with pytest.raises(ValueError, match="cannot be unpacked"):
-            source.text(str(tmp_path / "a.txt.xz"))
 
 
 class TestPreset:
@@ -107,24 +54,6 @@ class TestPreset:
 
 
 class TestBudget:
-    @pytest.mark.parametrize(
-        ("text", "budget"),
-        [
-            ("10min", Budget(seconds=600)),
-            ("90s", Budget(seconds=90)),
-            ("1.5h", Budget(seconds=5400)),
-            ("2000steps", Budget(steps=2000)),
-            ("1 step", Budget(steps=1)),
-        ],
-    )
-    def test_reads(self, text, budget):
-        assert Budget.parse(text) == budget
-
-    @pytest.mark.parametrize("text", ["", "10", "min", "-3min", "0steps", "1.5steps", "10 days"])
-    def test_refuses(self, text):
-        with pytest.raises(ValueError, match="--budget must"):
-            Budget.parse(text)
-
     def test_time_becomes_steps_once(self, tmp_path, words):
         first = begin(tmp_path, words, budget=Budget(seconds=10), calibrate=lambda *_: 0.5)
         assert first.work.steps == 20
@@ -262,7 +191,7 @@ class TestLanguage:
         job, here = ready("clm" if shape in ("gpt2", "llama") else "mlm", shape)
         work = Work(job.name, shape, None, here.preset, 60)
         execute(Run(work, "tisa", 0), tmp_path / "run", here.folder)
-        losses = [line["loss"] for line in folder.lines(tmp_path / "run" / folder.METRICS) if line["kind"] == "step"]
+        losses = [line["loss"] for line in files.lines(tmp_path / "run" / run_folder.METRICS) if line["kind"] == "step"]
         assert losses[-1] < losses[0] - 1
 
     def test_a_text_too_short_is_said_with_its_size(self, tmp_path):

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from locant.experiments import folder
 from locant.experiments.comparison import DATA, where
 from locant.experiments.workers import Local
+from locant.runs import files, run_folder
 from tests.experiments.test_survival import STEPS, assert_same, compared
 
 ray = pytest.importorskip("ray", reason="ray is an extra: pip install 'locant[ray]'")
@@ -40,8 +40,8 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_numbers_are_those_of_
     runs = [(run, where(out, run)) for run in compared.runs()]
     victim, killed = where(out, compared.runs()[1]), 0
     for _ in cluster.work(runs, out / DATA):
-        if not killed and len(folder.lines(victim / folder.METRICS)) > STEPS // 3:
-            killed = folder.read_json(victim / "run.json")["process"]
+        if not killed and len(files.lines(victim / run_folder.METRICS)) > STEPS // 3:
+            killed = files.read_json(victim / "run.json")["process"]
             os.kill(killed, signal.SIGKILL)
     assert killed
     assert killed != os.getpid()
@@ -51,9 +51,9 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_numbers_are_those_of_
         pass
     for (_, here), (_, undisturbed) in zip(runs, alone, strict=True):
         assert_same(here, undisturbed)
-        assert not (here / folder.FAILED).exists()
+        assert not (here / run_folder.FAILED).exists()
     # Its steps were written twice, the second time from a checkpoint on; they are there once.
-    assert [row["step"] for row in folder.lines(victim / folder.METRICS) if row["kind"] == "step"] == [
+    assert [row["step"] for row in files.lines(victim / run_folder.METRICS) if row["kind"] == "step"] == [
         *range(1, STEPS + 1)
     ]
 

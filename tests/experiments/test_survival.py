@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from locant.experiments import folder
 from locant.experiments import run as running
-from locant.experiments.comparison import DATA, Budget, Comparison, begin, open_folder, pending, where
+from locant.experiments.comparison import DATA, Comparison, begin, open_folder, pending, where
 from locant.experiments.run import Run
 from locant.experiments.workers import Local, _in_process, _write_down
+from locant.runs import files, run_folder
+from locant.runs.budget import Budget
 
 STEPS = 20  # every one is logged, every second one is a checkpoint
 PRESET = "quick:length=16,longest=2,batch=4,layers=1,width=16,heads=2,vocabulary=300,evaluated=512"
@@ -53,7 +54,7 @@ def complete(out: Path, comparison: Comparison) -> None:
 
 def numbers(here: Path) -> list[dict]:
     """What must not depend on what happened: everything but times and memory."""
-    rows = folder.lines(here / folder.METRICS)
+    rows = files.lines(here / run_folder.METRICS)
     return [
         {key: value for key, value in row.items() if key not in ("seconds", "seconds_per_step", "memory_mb")}
         for row in rows
@@ -61,7 +62,7 @@ def numbers(here: Path) -> list[dict]:
 
 
 def assert_same(here: Path, undisturbed: Path) -> None:
-    assert folder.state(here) == "done", (here / "log.txt").read_text()
+    assert run_folder.state(here) == "done", (here / "log.txt").read_text()
     assert numbers(here) == numbers(undisturbed)
     assert (here / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
     assert not list(here.glob("checkpoint-*"))
@@ -109,7 +110,7 @@ def dying(run: Run, here: Path, data: Path, moment: str, after: int, tell) -> No
     def now() -> bool:
         return next(count) == 0
 
-    append, touch, save, rmtree = folder.append, Path.touch, torch.save, shutil.rmtree
+    append, touch, save, rmtree = files.append, Path.touch, torch.save, shutil.rmtree
     if moment in ("step", "half a line", "test"):
 
         def appending(path: Path, line: dict) -> None:
@@ -120,7 +121,7 @@ def dying(run: Run, here: Path, data: Path, moment: str, after: int, tell) -> No
                 die()
             append(path, line)
 
-        folder.append = appending
+        files.append = appending
     elif moment == "half a checkpoint":
 
         def saving(thing: object, path: str, *args: object, **rest: object) -> None:
@@ -134,7 +135,7 @@ def dying(run: Run, here: Path, data: Path, moment: str, after: int, tell) -> No
     elif moment == "whole checkpoint, unmarked":
 
         def touching(path: Path, *args: object, **rest: object) -> None:
-            if path.name == folder.WHOLE and now():
+            if path.name == run_folder.WHOLE and now():
                 die()
             touch(path, *args, **rest)
 
@@ -198,7 +199,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_were_not(whole, tmp_path, mome
     run = open_folder(whole).runs()[0]
     here = tmp_path / "run"
     kill_at(run, here, whole / DATA, moment, after)
-    assert folder.state(here) in ("new", "begun")
+    assert run_folder.state(here) in ("new", "begun")
     finish(run, here, whole / DATA)
     assert_same(here, where(whole, run))
 
@@ -263,19 +264,19 @@ def test_a_process_killed_from_outside_is_reported_and_taken_up_again(whole, tmp
     runs = [(run, where(out, run)) for run in pending(out, comparison)]
     for _ in Local(1).work(runs, out / DATA):
         for process in multiprocessing.active_children():
-            if not killed and process.name == victim.name and len(folder.lines(victim / folder.METRICS)) > 3:
+            if not killed and process.name == victim.name and len(files.lines(victim / run_folder.METRICS)) > 3:
                 os.kill(process.pid, signal.SIGKILL)
                 killed = True
     assert killed
-    states = [folder.state(where(out, run)) for run in comparison.runs()]
+    states = [run_folder.state(where(out, run)) for run in comparison.runs()]
     assert states == ["done", "failed", "done", "done"]
-    reason = folder.read_json(victim / folder.FAILED)
+    reason = files.read_json(victim / run_folder.FAILED)
     assert reason == {"reason": "its process was killed by signal 9 (out of memory?)", "final": False}
 
     complete(out, comparison)
     for run in comparison.runs():
         assert_same(where(out, run), where(whole, run))
-    assert not (victim / folder.FAILED).exists()
+    assert not (victim / run_folder.FAILED).exists()
 
 
 def test_a_finished_run_is_never_repeated(whole):
@@ -294,8 +295,8 @@ def test_a_run_that_diverges_is_reported_for_good_and_the_others_go_on(tmp_path)
     comparison = compared(out, ["native", "tisa"], preset=preset)
     complete(out, comparison)
     native, tisa = (where(out, run) for run in comparison.runs())
-    assert folder.state(native) == "done"
-    failed = folder.read_json(tisa / folder.FAILED)
+    assert run_folder.state(native) == "done"
+    failed = files.read_json(tisa / run_folder.FAILED)
     assert failed["final"]
     assert failed["reason"].startswith("the loss was nan at step ")
     assert list(pending(out, comparison)) == []  # it would do so again
@@ -304,7 +305,8 @@ def test_a_run_that_diverges_is_reported_for_good_and_the_others_go_on(tmp_path)
 COMPARER = """
     import multiprocessing, resource, sys
     from pathlib import Path
-    from locant.experiments.comparison import DATA, Budget, begin, open_folder, pending, where
+    from locant.experiments.comparison import DATA, begin, open_folder, pending, where
+from locant.runs.budget import Budget
     from locant.experiments.workers import Local, wait_for_others
 
     def compare(out, data, limit):
@@ -347,7 +349,7 @@ def test_two_comparers_share_the_work_and_one_of_them_may_be_killed(whole, tmp_p
             assert each.returncode == 0, problems
             said.append({int(word) for word in words.split()})
         comparison = open_folder(out)
-        done_by = [folder.read_json(where(out, run) / "run.json")["process"] for run in comparison.runs()]
+        done_by = [files.read_json(where(out, run) / "run.json")["process"] for run in comparison.runs()]
         assert len(done_by) == 6
         assert all(sum(process in own for own in said) == 1 for process in done_by)
         assert all(own & {*done_by} for own in said), "one of them did nothing"
@@ -359,10 +361,10 @@ def test_two_comparers_share_the_work_and_one_of_them_may_be_killed(whole, tmp_p
         before = numbers(victim)
         shutil.rmtree(victim)
         third = comparer(tmp_path, out, data)
-        wait_until(lambda: len(folder.lines(victim / folder.METRICS)) > 3, third)
+        wait_until(lambda: len(files.lines(victim / run_folder.METRICS)) > 3, third)
         third.kill()
         wait_until(lambda: free(victim))
-        assert folder.state(victim) == "begun"
+        assert run_folder.state(victim) == "begun"
         complete(out, comparison)
         assert numbers(victim) == before
     finally:
@@ -382,9 +384,9 @@ def wait_until(true, process: subprocess.Popen | None = None) -> None:
 
 def free(here: Path) -> bool:
     try:
-        with folder.held(here):
+        with run_folder.held(here):
             return True
-    except folder.Busy:
+    except run_folder.Busy:
         return False
 
 
@@ -399,12 +401,12 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run(whole, tmp_path, most):
     run, here = open_folder(whole).runs()[0], tmp_path / "run"
     process, _ = start(starved, run, here, whole / DATA, most)
     process.join(120)
-    assert folder.state(here) == "failed"
-    failed = folder.read_json(here / folder.FAILED)
+    assert run_folder.state(here) == "failed"
+    failed = files.read_json(here / run_folder.FAILED)
     assert os.strerror(errno.EFBIG) in failed["reason"]
     assert not failed["final"]
 
-    (here / folder.FAILED).unlink()  # as `pending` does
+    (here / run_folder.FAILED).unlink()  # as `pending` does
     finish(run, here, whole / DATA)
     assert_same(here, where(whole, run))
 
@@ -412,7 +414,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run(whole, tmp_path, most):
 def test_a_full_disk_is_called_so_whatever_a_library_calls_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
     _write_down(RuntimeError("unexpected pos 64 vs 0"), tmp_path)
-    assert folder.read_json(tmp_path / folder.FAILED)["reason"] == "the disk is full (unexpected pos 64 vs 0)"
+    assert files.read_json(tmp_path / run_folder.FAILED)["reason"] == "the disk is full (unexpected pos 64 vs 0)"
     assert "unexpected pos" in capsys.readouterr().err
 
 
@@ -454,4 +456,4 @@ def test_a_comparison_killed_before_it_began_can_be_given_again(tmp_path):
     comparison = compared(out, ["native"])
     assert open_folder(out) == comparison
     complete(out, comparison)
-    assert folder.state(where(out, comparison.runs()[0])) == "done"
+    assert run_folder.state(where(out, comparison.runs()[0])) == "done"

@@ -10,9 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from locant.experiments import folder
 from locant.experiments.comparison import DATA, Comparison, where
 from locant.experiments.workers import Local, do
+from locant.runs import files, run_folder
 from tests.experiments.test_survival import PRESET, STEPS, compared, numbers
 
 # mlm: processes have unequal numbers of labels, sometimes none, and BERT's loss knows nothing of the other processes.
@@ -21,19 +21,20 @@ SCRIPT = """
     import os, signal, sys
     from pathlib import Path
     import accelerate, torch
-    from locant.experiments import folder, run
+    from locant.experiments import run
+from locant.runs import files, run_folder
     from locant.experiments.comparison import DATA, open_folder
     from locant.experiments.workers import do
 
     out, here, die_at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    append, make, states = folder.append, run._trainer, accelerate.state.AcceleratorState
+    append, make, states = files.append, run._trainer, accelerate.state.AcceleratorState
 
     def appending(path, line):
         append(path, line)
         if line.get("step") == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    folder.append = appending
+    files.append = appending
 
     # accelerate has FSDP for GPUs and the like alone; torch has it for CPUs too. This is the switch that it leaves off.
     begin = states.__init__
@@ -107,7 +108,7 @@ def test_two_processes_are_killed_and_go_on_from_one_checkpoint(alone, tmp_path,
     launcher = launch if sharded else TORCHRUN
     first = together(tmp_path, out, here, launcher=launcher, die_at=STEPS // 2 + 1)
     assert first.returncode != 0
-    assert folder.state(here) == "begun", first.stderr
+    assert run_folder.state(here) == "begun", first.stderr
     kept = numbers(here)
     assert len(kept) == STEPS // 2 + 1
     second = together(tmp_path, out, here, launcher=launcher)
@@ -119,8 +120,8 @@ def test_two_processes_are_killed_and_go_on_from_one_checkpoint(alone, tmp_path,
 
 
 def assert_as_one(here: Path, alone: Path) -> None:
-    assert folder.state(here) == "done"
-    assert folder.read_json(here / "run.json")["processes"] == 2
+    assert run_folder.state(here) == "done"
+    assert files.read_json(here / "run.json")["processes"] == 2
     assert not list(here.glob("checkpoint-*"))
     one, two = numbers(alone), numbers(here)
     assert len(one) == len(two) == STEPS + 3  # each written once
@@ -146,7 +147,7 @@ def test_two_processes_that_diverge_say_so_once_and_end(tmp_path):
     here = tmp_path / "run"
     ended = together(tmp_path, out, here)
     assert ended.returncode == 0, ended.stderr
-    failed = json.loads((here / folder.FAILED).read_text())
+    failed = json.loads((here / run_folder.FAILED).read_text())
     assert failed["final"]
     assert failed["reason"].startswith("the loss was nan at step ")
 
@@ -157,7 +158,7 @@ def test_a_batch_that_does_not_go_into_the_processes_is_refused(tmp_path, monkey
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="a batch of 4 does not go evenly into 3 processes"):
         do(comparison.runs()[0], tmp_path / "run", out / DATA)
-    assert "a batch of 4" in folder.read_json(tmp_path / "run" / folder.FAILED)["reason"]
+    assert "a batch of 4" in files.read_json(tmp_path / "run" / run_folder.FAILED)["reason"]
 
 
 def test_a_comparison_is_not_started_twice_by_torchrun(monkeypatch):
@@ -180,11 +181,7 @@ def test_the_command_does_one_run_in_two_processes(tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("tisa, seed 0: loss") >= 1
     one, two = (
-        [
-            line["loss"]
-            for line in folder.lines(tmp_path / name / "runs/tisa.s0/metrics.jsonl")
-            if line["kind"] == "step"
-        ]
+        [line["loss"] for line in files.lines(tmp_path / name / "runs/tisa.s0/metrics.jsonl") if line["kind"] == "step"]
         for name in ("one", "two")
     )
     assert len(one) == 4

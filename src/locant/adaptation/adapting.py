@@ -37,9 +37,9 @@ from locant.adaptation.fitting import Fit, fit, silenced
 from locant.adaptation.sample import Sampler, Text
 from locant.adaptation.windows import Batch, Windows
 from locant.analysis.distance import Layer, by_distance
-from locant.experiments import folder as files
-from locant.experiments.comparison import Budget
 from locant.hf.swapping import swap
+from locant.runs import files, run_folder
+from locant.runs.budget import Budget
 from locant.schemes.base import Scheme
 
 if TYPE_CHECKING:
@@ -279,9 +279,9 @@ def _folder(out: Path | str | None, what: dict[str, Any]) -> Iterator[Path]:
             yield Path(name)
         return
     where = Path(out)
-    files.check(where, FILE)
-    with files.held(where):
-        if (where / files.DONE).exists():
+    run_folder.check(where, FILE)
+    with run_folder.held(where):
+        if (where / run_folder.DONE).exists():
             raise ValueError(f"the adaptation in {where} is done; open it with locant.load, or name a new folder")
         there = files.read_json(where / FILE) if (where / FILE).exists() else {}
         if "steps" in there:  # before that nothing is lost
@@ -367,6 +367,6 @@ def _keep(done: Adapted, tokenizer: Any, where: Path, what: dict[str, Any]) -> N
     heads = [{**vars(head), "explained": head.explained} for head in done.fit.heads]
     files.write_json(where / FILE, {**what, "table": table, "heads": heads})
     files.write(where / "README.md", card.card(done, what))
-    files.write(where / files.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
+    files.write(where / run_folder.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
     for checkpoint in where.glob("checkpoint-*"):
         shutil.rmtree(checkpoint, ignore_errors=True)

@@ -116,9 +116,9 @@ def pieces(text: Text) -> list[str]:
         if os.sep in text and not any(letter.isspace() for letter in text):
             raise ValueError(f"the text is {text!r}, one word; if it is a file or folder, give it as a pathlib.Path")
     if isinstance(text, Path):
-        from locant.experiments import source
+        from locant.runs import text_source
 
-        text = source.read(text) if text.is_file() else source.text(str(text)).train
+        text = text_source.read(text) if text.is_file() else text_source.text(str(text)).train
     if not isinstance(text, str) and not (isinstance(text, Sequence) and all(isinstance(line, str) for line in text)):
         raise TypeError(f"text must be a string, a list of strings or a pathlib.Path, got {type(text).__name__}")
     lines = [line.strip() for line in (text.splitlines() if isinstance(text, str) else text)]

@@ -19,7 +19,7 @@ from torch import Tensor
 from locant.adaptation.agreement import Tokens, agreement_for, pooled, says_tokens
 from locant.adaptation.distil import to
 from locant.adaptation.sample import Sampler, is_causal, longest, padded, pieces
-from locant.experiments.source import read
+from locant.runs.text_source import read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

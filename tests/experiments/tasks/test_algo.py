@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from locant.experiments import arms
-from locant.experiments.comparison import Budget, begin, where
-from locant.experiments.folder import lines
+from locant.experiments.comparison import begin, where
 from locant.experiments.preset import PUZZLE, preset
 from locant.experiments.run import execute
 from locant.experiments.tasks import task
 from locant.experiments.tasks.algo import PUZZLES, TESTING, TRAINING, VOCABULARY, problem
 from locant.experiments.tasks.task import Setting
+from locant.runs.budget import Budget
+from locant.runs.run_folder import lines
 from tests import bert
 
 TOKENS = {number: token for token, number in VOCABULARY.items()}

@@ -1,4 +1,7 @@
-"""Where a text comes from: a file, a folder, a name of the hub, or what is on every machine with Python."""
+"""Reads texts: from a file, a folder, a data set of the Hugging Face hub, or the source of Python's standard library.
+
+Every text is split into a training part and a test part.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,21 @@ import gzip
 import lzma
 import os
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
 HELD_OUT = 20
-"""One file in so many, or one part of a text in so many, is kept for testing."""
+"""Every 20th file is held out for testing; of a text in fewer files, the last 20th."""
 NOT_PYTHON = {"site-packages", "dist-packages", "test", "tests"}
-"""Folders of the standard library that are not its source."""
+"""Folders inside the standard library's that are not its source."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """What is trained on and what is tested on, and where they are from."""
+    """The training part and the test part of a text, and its name."""
 
     train: str
     test: str
@@ -27,7 +31,7 @@ class Text:
 
 
 def read(path: Path) -> str:
-    """A file of text in UTF-8, plain or packed as .xz or .gz."""
+    """Returns the content of a UTF-8 text file, plain or compressed as .xz or .gz."""
     opener = OPENERS.get(path.suffix)
     try:
         if opener is None:
@@ -37,11 +41,11 @@ def read(path: Path) -> str:
     except UnicodeDecodeError as problem:
         raise ValueError(f"{path} is not text in UTF-8: {problem}") from None
     except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as problem:
-        raise ValueError(f"{path} cannot be unpacked: {problem}") from None
+        raise ValueError(f"{path} cannot be decompressed: {problem}") from None
 
 
 def text(where: str | None) -> Text:
-    """The text named by `--data`; None is the source of the standard library of Python."""
+    """Returns the text at a path or under a hub name; None means the source of Python's standard library."""
     if where is None:
         return _standard_library()
     path = Path(where)
@@ -55,6 +59,7 @@ def text(where: str | None) -> Text:
 
 
 def _folder(path: Path) -> Text:
+    """Files named train, valid, dev or test decide the split; without them every 20th file is held out."""
     files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
     if not files:
         raise ValueError(f"{path} has no files")
@@ -69,7 +74,7 @@ def _folder(path: Path) -> Text:
 
 
 def _split(pieces: list[str], name: str) -> Text:
-    """Every 20th piece is held out; of a few long ones, the end."""
+    """Holds out every 20th piece; of fewer than 20 pieces, the last 20th of the text."""
     if len(pieces) >= HELD_OUT:
         kept = [piece for number, piece in enumerate(pieces, 1) if number % HELD_OUT]
         return Text(_join(kept), _join(pieces[HELD_OUT - 1 :: HELD_OUT]), name)
@@ -80,29 +85,32 @@ def _split(pieces: list[str], name: str) -> Text:
     return Text(whole[:at], whole[at:], name)
 
 
-def _join(pieces: object) -> str:
-    return "\n".join(pieces)  # type: ignore[arg-type]
+def _join(pieces: Iterable[str]) -> str:
+    return "\n".join(pieces)
 
 
 def _standard_library() -> Text:
     root, files = Path(sysconfig.get_path("stdlib")), []
     for folder, inner, names in os.walk(root):
-        inner[:] = [name for name in inner if name not in NOT_PYTHON]  # not even looked into: it can be large
+        inner[:] = [name for name in inner if name not in NOT_PYTHON]  # skipped: site-packages can be very large
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     pieces = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(files)]
     if sum(map(len, pieces)) < 1_000_000:
-        raise ValueError(f"the source of Python is not in {root}; name a text with --data")
+        raise ValueError(f"the source of Python's standard library is not in {root}; name a text of your own")
     return _split(pieces, "the source of Python's standard library")
 
 
 def _hub(name: str) -> Text:
+    """A data set of the hub, "name" or "name:config", with a column "text"."""
     from datasets import load_dataset
 
     dataset, _, config = name.partition(":")
     try:
         parts = load_dataset(dataset, config or None)
-    except Exception as problem:  # offline, unknown, gated: datasets has an exception for each
-        raise ValueError(f"{name} is no file or folder here, and the hub does not give it: {problem}") from None
+    except Exception as problem:  # datasets raises a different class for offline, unknown and gated data sets
+        raise ValueError(
+            f"{name} is not a file or folder, and it cannot be loaded from the Hugging Face hub: {problem}"
+        ) from None
     column = "text"
     if "train" not in parts or column not in parts["train"].column_names:
         raise ValueError(f"{name} must have a part 'train' with a column 'text'; got {parts}")
