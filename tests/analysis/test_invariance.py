@@ -12,6 +12,7 @@ from transformers import AutoModel, GPT2Config, GPT2LMHeadModel, Trainer, Traini
 import locant
 from locant.analysis import invariance
 from locant.analysis.invariance import of_heads, of_logits, of_model, of_table, scheme_logits, structure, toeplitz_r2
+from locant.hf.listening import observing
 from locant.schemes import Sinusoidal
 from tests.hf_models import make
 
@@ -274,11 +275,9 @@ def test_fused_weights_of_swapped_models(kind):
     w_q, w_k = stack.head_weights()
     seen = {}
 
-    def record(module, query, key, positions):
-        seen.setdefault("q", query)
-        seen.setdefault("k", key)
-
-    from locant.hf import interface
+    def record(call):
+        seen.setdefault("q", call.query)
+        seen.setdefault("k", call.key)
 
     normed = {}
     name = {"gpt_neox": "attention", "modernbert": "attn", "llama": "self_attn"}[kind]
@@ -287,7 +286,7 @@ def test_fused_weights_of_swapped_models(kind):
         lambda _, args, kwargs: normed.update(x=kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]),
         with_kwargs=True,
     )
-    with interface.watched(record), torch.no_grad():
+    with observing(before=record), torch.no_grad():
         model(input_ids=torch.arange(3, 12)[None])
     x = normed["x"].double()
     bias = getattr(getattr(attention, "query_key_value", None), "bias", None)

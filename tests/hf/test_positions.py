@@ -150,7 +150,7 @@ def test_roberta_counts_from_its_padding_token(pad):
 def test_attention_switched_after_the_swap_is_noticed():
     model = locant.swap(make("llama"), "alibi")
     model.set_attn_implementation("eager")
-    with pytest.raises(RuntimeError, match="was set to 'eager', which would not use its scheme"):
+    with pytest.raises(RuntimeError, match="was set to 'eager', which ignores its scheme"):
         output(model, input_ids=IDS)
     model.set_attn_implementation("locant")
     output(model, input_ids=IDS)

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 import locant
-from locant.hf.interface import watched
+from locant.hf.listening import observing
 from locant.hf.mechanisms import Embedded
 from tests.hf_models import BERT_LIKE, CONFIGS, DECODERS, inputs, make, output
 
@@ -344,7 +344,7 @@ def test_a_model_that_shares_its_config_is_not_touched():
     before = output(second, **given)
     locant.swap(first, "tisa")
     calls = []
-    with watched(lambda *arguments: calls.append(arguments)):
+    with observing(before=calls.append):
         assert torch.equal(output(second, **given), before)
         assert calls == []
         output(first, **given)
@@ -488,7 +488,7 @@ def test_not_a_model():
 
 def test_attention_called_on_its_own_says_so():
     model = locant.swap(make("bert"), "tisa")
-    with pytest.raises(RuntimeError, match="was called outside the model it belongs to"):
+    with pytest.raises(RuntimeError, match="received no positions; call it through the swapped model"):
         model.encoder.layer[0].attention.self(torch.randn(1, 4, 32))
 
 

@@ -21,6 +21,7 @@ from locant.adaptation.agreement import Agreement, Lesson, agree
 from locant.adaptation.sample import Sampler
 from locant.adaptation.start import units
 from locant.adaptation.windows import Batch, Windows
+from locant.hf.modes import cache_kept
 from locant.runs import files, run_folder
 
 if TYPE_CHECKING:
@@ -145,8 +146,6 @@ def distil(
     """Trains those parameters of `student` that want a gradient; goes on where it was stopped, if that was kept."""
     import transformers
     from transformers import Trainer, TrainerCallback, TrainingArguments
-
-    from locant.hf.plan import cache_kept
 
     kind, steps = original.kind, len(training)
     every = max(EVERY, steps // LOOKS)

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from locant.hf.facts import first_position, is_causal, layer_stack, limits
+from locant.hf.modes import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -95,12 +97,12 @@ def shift(
     ids = _checked(model, ids, sequences=1, length=2)
     if any(step < 1 for step in by) or start < 0:
         raise ValueError(f"by must be 1 or more and start 0 or more, got {list(by)} and {start}")
-    stack, offset = _stack(model)
+    stack, offset = layer_stack(model), first_position(model)
     limit, trained = limits(model)
     _fits(model, start + ids.shape[1])
     takes = "position_ids" in inspect.signature(type(stack).forward).parameters
     rows = []
-    with _ready(model):
+    with evaluating(model):
         plain = _moved(model, stack, ids, offset, start, takes)
         for step in by:
             end, note = start + step + ids.shape[1], ""
@@ -143,7 +145,7 @@ def shuffle(
     ids = _checked(model, ids, sequences=2, length=2 * keep + targets + 2)
     generator = torch.Generator().manual_seed(seed)
     _fits(model, ids.shape[1])
-    with _ready(model):
+    with evaluating(model):
         causal = is_causal(model, ids)
         if causal and _has_head(model):
             end = ids.shape[1] - targets
@@ -154,7 +156,7 @@ def shuffle(
             return Shuffle(
                 "loss", float(plain.mean()), float(shuffled.mean()), float(change.mean()), _error(change), uniform, ""
             )
-        stack = _runner(model)
+        stack = layer_stack(model)
         plain = _pooled(stack, ids)
         orders = [_shuffled(ids, keep, ids.shape[1] - keep, generator) for _ in range(draws)]
         length = plain.norm(dim=-1)
@@ -189,10 +191,10 @@ def length(model: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> list[
     rows = []
     shortest = min(lengths)
     _fits(model, shortest)
-    with _ready(model):
+    with evaluating(model):
         causal = is_causal(model, ids[:, :shortest])
         by_loss = causal and _has_head(model)
-        stack = _runner(model)
+        stack = layer_stack(model)
         tokens = shortest // 2 if by_loss else shortest
         scale, before = math.log(_vocabulary(model)), torch.empty(0)
         if not by_loss:
@@ -227,9 +229,9 @@ def share(model: PreTrainedModel, ids: Tensor, *, seed: int = 0) -> list[Share]:
     """
     ids = _checked(model, ids, sequences=3, length=3)
     _fits(model, ids.shape[1])
-    stack = _runner(model)
+    stack = layer_stack(model)
     mixed = _shuffled(ids, 0, ids.shape[1], torch.Generator().manual_seed(seed))
-    with _ready(model):
+    with evaluating(model):
         plain = _run(stack, ids, output_hidden_states=True).hidden_states
         control = _run(stack, mixed, output_hidden_states=True).hidden_states
     rows = []
@@ -324,62 +326,10 @@ def _vocabulary(model: PreTrainedModel) -> int:
     return int(tokens.weight.shape[0])
 
 
-def _stack(model: PreTrainedModel) -> tuple[nn.Module, int]:
-    """The module that runs the layers (of an encoder-decoder the encoder), and what its position_ids begin at."""
-    from locant.hf.families import family_of
-
-    family, base = family_of(model), model.base_model
-    inner = base.get_submodule(family.stacks(base)[0])
-    return inner, family.shift(inner)
-
-
-def _runner(model: PreTrainedModel) -> nn.Module:
-    """The same for a model of any family: where tokens are numbered by the model itself, nothing has to be known."""
-    try:
-        return _stack(model)[0]
-    except NotImplementedError:
-        return model.base_model
-
-
-def limits(model: PreTrainedModel) -> tuple[int | None, int | None]:
-    """How many positions there are (None: any number), and how many the model was made for, by its config."""
-    from locant.hf.families import family_of
-    from locant.hf.mechanisms import Table
-    from locant.hf.plan import plan_of
-
-    config: Any = model.config
-    trained = getattr(config, "max_position_embeddings", None)
-    try:
-        plan, family = plan_of(model), family_of(model)
-        stack, _ = _stack(model)
-    except NotImplementedError:  # not known to locant: nothing past what the config says
-        return trained, trained
-    if plan is not None:
-        trained = plan.before.get("max_position_embeddings", trained)
-    limits = [] if plan is None else [plan.max_length()]
-    if isinstance(family.mechanism, Table) and (plan is None or plan.keep_native):
-        first, kept = family.mechanism.first(stack), [] if plan is None else plan.replaced
-        originals = [x.original.weight for x in kept if isinstance(x.original, nn.Embedding)]
-        table = originals[0] if originals else family.mechanism.table(stack)
-        limits.append(table.shape[0] - first)
-    if isinstance(family.mechanism, Table) and isinstance(trained, int):
-        trained -= family.shift(stack)  # RoBERTa's 514 are 512
-    known = [limit for limit in limits if limit is not None]
-    return (min(known) if known else None), trained if isinstance(trained, int) else None
-
-
 def _fits(model: PreTrainedModel, length: int) -> None:
     limit, _ = limits(model)
     if limit is not None and length > limit:
         raise ValueError(f"too long: {length} tokens, and the model has {limit} positions")
-
-
-@contextmanager
-def _ready(model: PreTrainedModel) -> Iterator[None]:
-    from locant.hf.plan import evaluating
-
-    with evaluating(model):
-        yield
 
 
 def _run(module: nn.Module, ids: Tensor, **given: Any) -> Any:
@@ -394,19 +344,6 @@ def _finite(hidden: Tensor) -> Tensor:
 
 def _pooled(stack: nn.Module, ids: Tensor) -> Tensor:
     return _finite(_run(stack, ids).last_hidden_state).mean(1)
-
-
-def is_causal(model: PreTrainedModel, ids: Tensor) -> bool:
-    """Found by trying: whether another last token leaves what comes before it as it was."""
-    stack = _runner(model)
-    some = ids[:2, :8]
-    other = some.clone()
-    other[:, -1] = some[:, 0].where(some[:, 0] != some[:, -1], some[:, 1])
-    if bool((other[:, -1] == some[:, -1]).any()):
-        raise ValueError("the first tokens of a sequence are all the same: nothing can be said about order")
-    with _ready(model), torch.no_grad():
-        before, after = (_finite(_run(stack, x).last_hidden_state)[:, :-1] for x in (some, other))
-    return bool((before - after).abs().max() <= 1e-6 * before.abs().max())
 
 
 def _has_head(model: PreTrainedModel) -> bool:

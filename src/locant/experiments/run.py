@@ -128,7 +128,7 @@ def execute(run: Run, folder: Path, data: Path) -> None:
 def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, began: float) -> None:
     from accelerate.utils import broadcast_object_list
 
-    from locant.hf.plan import cache_kept
+    from locant.hf.modes import cache_kept
 
     main = arguments.process_index == 0
     task, here = find_task(run.work.task), setting(run.work, data)

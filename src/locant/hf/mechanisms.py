@@ -8,6 +8,7 @@ schemes. What was replaced is returned, so that it can be put back bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
@@ -133,7 +134,11 @@ class TableAndBias(TableAfterPadding):
     kind: str = "absolute and bias"
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
-        return [*super().silence(stack, embed, keep), _unbias(stack, self.bias)]
+        encoder = stack.get_submodule("encoder")
+        # MPNet computes its bias once for all layers, [1, H, L, L]. The schemes hold it now, so it is not computed.
+        encoder.__dict__["compute_position_bias"] = MethodType(_no_bias, encoder)
+        bias = Replaced(encoder, "compute_position_bias", None)
+        return [*super().silence(stack, embed, keep), _unbias(stack, self.bias), bias]
 
     def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
         weight: Any = stack.get_submodule(self.bias).weight
@@ -290,6 +295,10 @@ class Bias:
 
     def width(self, stack: nn.Module) -> int:
         return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
+
+
+def _no_bias(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    return None
 
 
 def _unbias(stack: nn.Module, path: str) -> Replaced:

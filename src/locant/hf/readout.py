@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from locant.hf.families import family_of
 from locant.hf.mechanisms import Read
-from locant.hf.plan import current_schemes, find_attentions, plan_of
+from locant.hf.plan import current_schemes, plan_of
+from locant.hf.probing import find_attentions
 from locant.schemes import T5, Learned, Rope
 
 

@@ -22,19 +22,20 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
+from locant.hf.model_class import model_class
+from locant.hf.swapping import swap
+
 SPECS = {"relative_key": "shaw:values=false,clip={}", "relative_key_query": "huang4:clip={}"}
 KEY = "distance_embedding.weight"
 
 
 def load(path: str | Path, auto: Any, data: dict[str, Any], **kwargs: Any) -> PreTrainedModel:
-    from locant.hf.checkpoint import _class
-    from locant.hf.swapping import swap
-
+    """Opens such a checkpoint. `data` is its config.json."""
     kind = data["position_embedding_type"]
     tables = {name: table for name, table in _weights(path).items() if name.endswith(KEY)}
     if not tables:
         raise ValueError(f"{path}: the config says {kind}, but the weights have no {KEY}")
-    cls = _class(auto, AutoConfig.from_pretrained(path), data)
+    cls = model_class(auto, AutoConfig.from_pretrained(path), data)
     cls_ignores = cls._keys_to_ignore_on_load_unexpected or []
     cls._keys_to_ignore_on_load_unexpected = [*cls_ignores, KEY.replace(".", r"\.")]  # they are loaded here
     try:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from locant.attention import BACKENDS
-from locant.hf import interface
+from locant.hf.attaching import attach, detach, own_config
+from locant.hf.call import AttentionCall
 from locant.hf.families import Family, family_of
+from locant.hf.listening import observing
 from locant.hf.mechanisms import Embedded, EmbeddedPatches
-from locant.hf.plan import Attention, Plan, StackPlan, attach, detach, find_attentions, own_config, plan_of, run_probe
+from locant.hf.modes import evaluating
+from locant.hf.plan import Attention, Plan, StackPlan, plan_of
+from locant.hf.probing import find_attentions, run_probe
 from locant.hf.readout import Native
+from locant.hf.saving import save_pretrained
 from locant.schemes import Nope, Scheme, Sum
 from locant.spec import per_layer
 
@@ -57,16 +64,34 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
     try:
         plan = Plan(_resolve(model, family, found, spec, keep_native), impl, keep_native, native_is_lost=lost)
         try:
-            attach(model, plan)
+            attach(model, plan, save_pretrained)
             _prove(model, plan)
         except Exception:
             detach(model)
             raise
     except Exception:
         if old is not None:
-            attach(model, old)
+            attach(model, old, save_pretrained)
         raise
     return model
+
+
+@contextmanager
+def native_as_schemes(model: PreTrainedModel) -> Iterator[None]:
+    """Runs a model with its own positions as schemes, so that observers of attention get them as a `request`.
+
+    A swapped model has schemes already. The model is in eval mode meanwhile, and the caller's random numbers stay as
+    they were: an analysis in the middle of a training must not change the training.
+    """
+    with torch.random.fork_rng(devices=[]), evaluating(model):
+        if plan_of(model) is not None:
+            yield
+            return
+        swap(model, "nope", keep_native=True)
+        try:
+            yield
+        finally:
+            swap(model, "native")
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -141,7 +166,7 @@ def _split(built: list[Scheme]) -> tuple[Scheme | None, list[Scheme]]:
     embeds, layers, split = [], [], {}
     for scheme in built:
         if id(scheme) not in split:
-            parts = scheme.schemes() if isinstance(scheme, Sum) else [scheme]
+            parts = scheme.parts_of_sum()
             added = [part for part in parts if _embeds(part)]
             rest = [part for part in parts if part not in added]
             split[id(scheme)] = (_sum(added), scheme if not added else (_sum(rest) or Nope()))
@@ -163,7 +188,7 @@ def _embeds(scheme: Scheme) -> bool:
     one = torch.zeros(1, dtype=torch.long, device=here)
     if scheme.embed(one) is None:
         return False
-    if scheme.terms(one).used() or type(scheme).rotate is not Scheme.rotate:
+    if scheme.terms(one).used() or scheme.rotates:
         raise NotImplementedError(
             f"{scheme} both embeds positions and acts in attention; make two schemes of it, and a Sum"
         )
@@ -171,7 +196,7 @@ def _embeds(scheme: Scheme) -> bool:
 
 
 def _sum(schemes: list[Scheme]) -> Scheme | None:
-    kept = [scheme for scheme in schemes if type(scheme) is not Nope] or schemes
+    kept = [scheme for scheme in schemes if not scheme.silent] or schemes
     return None if not kept else kept[0] if len(kept) == 1 else Sum(*kept)
 
 
@@ -200,9 +225,9 @@ def _prove(model: PreTrainedModel, plan: Plan) -> None:
     ]
     counts = [0] * len(tables)
 
-    def record(module: nn.Module, query: torch.Tensor, key: torch.Tensor, positions: object) -> None:
-        if positions is not None:
-            used.append(module)
+    def record(call: AttentionCall) -> None:
+        if call.positions is not None:
+            used.append(call.module)
 
     def count(index: int) -> None:
         counts[index] += 1
@@ -213,9 +238,9 @@ def _prove(model: PreTrainedModel, plan: Plan) -> None:
         for parameter in before:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.5 * noise.to(parameter.device, parameter.dtype))
-        with interface.watched(record):
+        with observing(before=record):
             plain = run_probe(base)
-        with interface.stretched(-3):
+        with observing(before=lambda call: replace(call, position_factor=-3)):
             moved = run_probe(base)
     finally:
         for hook in hooks:
@@ -231,6 +256,6 @@ def _prove(model: PreTrainedModel, plan: Plan) -> None:
                 )
     if not all(counts):
         raise RuntimeError(f"{kind}: the model does not use the place of its position table; nothing was changed")
-    acting = any(type(scheme) is not Nope for stack in plan.stacks for scheme in stack.schemes)
+    acting = any(not scheme.silent for stack in plan.stacks for scheme in stack.schemes)
     if acting and torch.allclose(plain, moved, rtol=0, atol=1e-6 * float(plain.abs().max())):
         raise RuntimeError(f"{kind}: with {schemes[0]} the outputs do not depend on position; nothing was changed")
