@@ -144,7 +144,7 @@ def test_it_stops_where_nothing_gets_better(monkeypatch):
 def test_what_cannot_be_done_is_refused():
     with pytest.raises(ValueError, match="train must be one of scheme, all"):
         adapted(hf_models.make("bert"), train="some")
-    with pytest.raises(ValueError, match="--budget must look like"):
+    with pytest.raises(ValueError, match="a budget must look like"):
         adapted(hf_models.make("bert"), budget="soon")
     with pytest.raises(ValueError, match="AutoModelForTextEncoding"):
         adapted(hf_models.make("t5"))

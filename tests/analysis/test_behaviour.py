@@ -240,7 +240,7 @@ def test_refused():
 def test_nan_is_refused(measure):
     model = make("bert", AutoModel)
     with torch.no_grad():
-        model.encoder.layer[0].attention.self.query.weight[0, 0] = torch.nan
+        model.encoder.layer[0].output.dense.weight[0, 0] = torch.nan  # some CPU kernels hide a NaN in a query
     with pytest.raises(ValueError, match="NaN or infinity"):
         measure(model, texts())
 

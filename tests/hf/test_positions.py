@@ -158,7 +158,7 @@ def test_attention_switched_after_the_swap_is_noticed():
 
 def test_attention_that_does_not_say_if_it_is_causal_is_refused():
     model = AutoModel.from_config(AutoConfig.for_model("splinter", **CONFIGS["roberta"]))
-    with pytest.raises(NotImplementedError, match="does not say if it is causal"):
+    with pytest.raises(NotImplementedError, match="attention modules have no attribute is_causal"):
         locant.swap(model, "nope")
 
 

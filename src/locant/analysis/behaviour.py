@@ -23,9 +23,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from locant.hf.facts import first_position, is_causal, layer_stack, limits
-from locant.hf.modes import evaluating
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -94,6 +91,9 @@ def shift(
     shift takes position 0 away, which many models treat as no other (MiniLM on English: a change of 0.73 for one step
     from 0, of 0.16 for one step from 1): `start` is where the text begins before it is moved.
     """
+    from locant.hf.facts import first_position, layer_stack, limits
+    from locant.hf.modes import evaluating
+
     ids = _checked(model, ids, sequences=1, length=2)
     if any(step < 1 for step in by) or start < 0:
         raise ValueError(f"by must be 1 or more and start 0 or more, got {list(by)} and {start}")
@@ -142,6 +142,9 @@ def shuffle(
     the change of the mean-pooled last hidden states. The first `keep` tokens stay where they are ([CLS], <s>), for an
     encoder the last `keep` too ([SEP]). Mean over `draws` shuffles.
     """
+    from locant.hf.facts import is_causal, layer_stack
+    from locant.hf.modes import evaluating
+
     ids = _checked(model, ids, sequences=2, length=2 * keep + targets + 2)
     generator = torch.Generator().manual_seed(seed)
     _fits(model, ids.shape[1])
@@ -184,6 +187,9 @@ def length(model: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> list[
     input is the last n tokens. Any other: the first tokens of `ids` (as many as the shortest input has) are pooled, and
     the row has the cosine between their embedding in an input of n tokens and in the shortest.
     """
+    from locant.hf.facts import is_causal, layer_stack, limits
+    from locant.hf.modes import evaluating
+
     if not lengths or min(lengths) < 4:
         raise ValueError(f"lengths must be 4 tokens or more, got {list(lengths)}")
     ids = _checked(model, ids, sequences=2, length=max(lengths))
@@ -227,6 +233,9 @@ def share(model: PreTrainedModel, ids: Tensor, *, seed: int = 0) -> list[Share]:
     The control runs the model on the same tokens in random order within each text: words that like certain places
     ([CLS] at 0) count as position in `position`, but not in `shuffled`.
     """
+    from locant.hf.facts import layer_stack
+    from locant.hf.modes import evaluating
+
     ids = _checked(model, ids, sequences=3, length=3)
     _fits(model, ids.shape[1])
     stack = layer_stack(model)
@@ -327,6 +336,8 @@ def _vocabulary(model: PreTrainedModel) -> int:
 
 
 def _fits(model: PreTrainedModel, length: int) -> None:
+    from locant.hf.facts import limits
+
     limit, _ = limits(model)
     if limit is not None and length > limit:
         raise ValueError(f"too long: {length} tokens, and the model has {limit} positions")

@@ -149,9 +149,8 @@ def _invariance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> No
 
 
 def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
-
-    native: Any = native(model)
-    for name, stack in zip(("encoder", "decoder") if len(native.stacks) == 2 else ("",), native.stacks, strict=True):
+    read: Any = native(model)
+    for name, stack in zip(("encoder", "decoder") if len(read.stacks) == 2 else ("",), read.stacks, strict=True):
         same: dict[object, list[int]] = {}
         for number, scheme in enumerate(stack.layers or [], 1):
             same.setdefault(id(scheme) if list(scheme.parameters()) else str(scheme), []).append(number)
