@@ -1,8 +1,8 @@
 """What may import what. The tables are the design; the tests read the import graph of src with ast.
 
-    terms ← schemes ← spec ← attention ← testing
-                                 ↑
-                     runs       hf ← analysis ← { adaptation, experiments } ← report ← cli
+terms ← schemes ← spec ← attention ← testing
+                             ↑
+                 runs       hf ← analysis ← { adaptation, experiments } ← report ← cli
 """
 
 import ast
