@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from locant.experiments import folder
 from locant.experiments.comparison import Comparison, where
 from locant.experiments.run import Run
 from locant.experiments.statistics import Difference, Estimate, difference, estimate
 from locant.experiments.tasks import task as find_task
+from locant.runs import files, run_folder
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Row:
 
 def outcome(out: Path, run: Run) -> Outcome:
     here = where(out, run)
-    state = folder.state(here)  # before the metrics: those of a run that is done are there to the last line
+    state = run_folder.state(here)  # before the metrics: those of a run that is done are there to the last line
     reason = ""
     if state == "failed":
         try:
-            reason = str(folder.read_json(here / folder.FAILED)["reason"])
+            reason = str(files.read_json(here / run_folder.FAILED)["reason"])
         except FileNotFoundError:  # it has just been given another chance
             state = "begun"
-    lines = folder.lines(here / folder.METRICS)
+    lines = files.lines(here / run_folder.METRICS)
     by_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in ("step", "test", "cost")}
     for line in lines:
         by_kind[line["kind"]].append(line)

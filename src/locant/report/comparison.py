@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from locant.analysis.curve import WHAT, Curve, curves
-from locant.experiments import folder, results
+from locant.experiments import results
 from locant.experiments.comparison import Comparison, open_folder, where
 from locant.experiments.results import Outcome, Row
 from locant.experiments.run import quiet
@@ -28,6 +28,7 @@ from locant.experiments.tasks import task as find_task
 from locant.report import page
 from locant.report.figures import Cell, Figure, Grid, Interval, Intervals, Lines, Number, Series, Small
 from locant.report.page import Report, Section
+from locant.runs import files, run_folder
 
 PAGE, TABLES = "report.html", "csv"
 REACH = 64
@@ -422,7 +423,7 @@ def _learned(out: Path, comparison: Comparison, found: list[Outcome]) -> tuple[S
             continue
         here = where(out, run.run)
         try:
-            layers, fixed = _curves(here, (here / folder.DONE).stat().st_mtime_ns, reach)
+            layers, fixed = _curves(here, (here / run_folder.DONE).stat().st_mtime_ns, reach)
         except UNREADABLE as problem:
             notices.append(f"What {scheme} learned is not shown: {str(problem).splitlines()[0]}")
             continue
@@ -635,7 +636,7 @@ def _described(out: Path, found: list[Outcome]) -> dict[str, list[str]]:
     began: list[str] = []
     for each in found:
         try:
-            about = folder.read_json(where(out, each.run) / "run.json")
+            about = files.read_json(where(out, each.run) / "run.json")
         except FileNotFoundError:
             continue
         for name, version in about.get("versions", {}).items():
