@@ -290,19 +290,18 @@ def bench(
 @app.command()
 def doctor() -> None:
     """What is active on this machine and why, and which back end attention takes for what."""
-    from locant.attention import doctor as examination
+    from locant.attention.diagnosis import SITUATIONS, choices, diagnose
 
     console.print(f"[bold]locant {locant.__version__}[/]")
-    for finding in examination.examine():
+    for finding in diagnose():
         mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}[finding.active]
         console.print(f"  {mark} {finding.name:13}", end="")
         console.print(finding.detail, markup=False, highlight=False, soft_wrap=True)
-    rows = examination.choices()
     table = Table(title="What impl='auto' takes here")
     table.add_column("scheme", style="bold")
-    for situation in examination.SITUATIONS:
+    for situation in SITUATIONS:
         table.add_column(situation)
-    for spec, row in rows.items():
+    for spec, row in choices().items():
         table.add_row(spec, *row.values())
     console.print(table)
 
