@@ -194,7 +194,7 @@ def test_a_tampered_config(folder):
 
 
 def test_pushing_while_saving_would_push_the_wrong_config(tmp_path):
-    with pytest.raises(ValueError, match="save a swapped model first and push it then"):
+    with pytest.raises(ValueError, match="save a swapped model first, then push it"):
         locant.swap(make("bert"), "tisa").save_pretrained(tmp_path, push_to_hub=True)
 
 
@@ -266,7 +266,7 @@ def test_a_lost_checkpoint_without_its_tables(tmp_path):
     with pytest.raises(ValueError, match=r"there is no distance_embedding.weight for .*layer\.1"):
         locant.load(tmp_path / "copy")
     save_file({n: x for n, x in weights.items() if "distance" not in n}, path, {"format": "pt"})
-    with pytest.raises(ValueError, match="says relative_key, but the weights have no distance_embedding"):
+    with pytest.raises(ValueError, match="position_embedding_type=relative_key, but the weights have no distance_embedding"):
         locant.load(tmp_path / "copy")
 
 
@@ -284,5 +284,5 @@ def test_a_config_that_names_no_class_is_not_opened_quietly(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     del config["architectures"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.warns(UserWarning, match="opened as BertModel, without a head"):
+    with pytest.warns(UserWarning, match="opening the model as BertModel, without a head"):
         locant.load(tmp_path)

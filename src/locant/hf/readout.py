@@ -1,4 +1,4 @@
-"""`native`: what positions a model has now, as schemes. `swap(model, native(model))` leaves its outputs as they are."""
+"""`native`: the positions that a model has now, as schemes. `swap(model, native(model))` keeps its outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from locant.schemes import T5, Learned, Rope
 
 @dataclass(frozen=True)
 class Native:
-    """The positions of a model. One `Read` per stack: an encoder-decoder has two, the others one."""
+    """The positions of a model. One `Read` per stack: an encoder-decoder has two, other models one."""
 
     kind: str  # "absolute", "rotary", "bias", or "swapped"
     stacks: tuple[Read, ...]
@@ -51,14 +51,14 @@ class Native:
 
 
 def native(model: PreTrainedModel) -> Native:
-    """Reads out the positions a model has now: its own, or the schemes it was swapped to."""
+    """Returns the positions that a model has now: its own, or the schemes it was swapped to."""
     plan = plan_of(model)
     if plan is not None:
         stacks = (Read("swapped", stack.embed, current_schemes(model, stack)) for stack in plan.stacks)
         return Native("swapped", tuple(stacks))
     family = family_of(model)
     reads = []
-    # Schemes draw their parameters before they get those of the model: the caller's random numbers are not theirs.
+    # Building a scheme draws random numbers; the caller's generator must not notice.
     with torch.random.fork_rng(devices=[]):
         for path, attentions in find_attentions(model, family).items():
             stack = model.base_model.get_submodule(path)
