@@ -14,6 +14,7 @@ test: $(VENV)/ready lint types
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/oxlint --deny-warnings src/locant/report/page.js
 
 types: $(VENV)/ready
 	$(BIN)/mypy

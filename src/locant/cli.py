@@ -150,8 +150,9 @@ def inspect(
 ) -> None:
     """How does this model know where its tokens are? A page of figures, and a short verdict here."""
     with plain_errors():
-        from locant.report import inspection as report
-        from locant.report import page
+        from locant.report.inspection import inspection_page
+        from locant.report.page import write_page
+        from locant.report.side_by_side import side_by_side
 
         # Whatever can go wrong at the end of minutes of work is found at their beginning.
         words = None if text is None else _read(text)
@@ -162,9 +163,9 @@ def inspect(
         names = [model] if compare is None else [model, compare]
         for name in names:
             _check_model(name)
-        reports = [report.report(_inspect(name, words)) for name in names]
-        whole = reports[0] if len(reports) == 1 else page.side_by_side(reports[0], reports[1])
-        page.write(whole, out, csv_folder=tables)
+        reports = [inspection_page(_inspect(name, words)) for name in names]
+        whole = reports[0] if len(reports) == 1 else side_by_side(reports[0], reports[1])
+        write_page(whole, out, csv_folder=tables)
     for each in reports:
         console.print(f"\n[bold]{escape(each.title)}[/]")
         for sentence in each.verdict:

@@ -3,6 +3,7 @@
 run.json            what the run is: task, model, preset, scheme, seed; versions, host, when it began
 metrics.jsonl       one line per log step, test and cost
 model.safetensors   the trained model, which `locant.load` opens
+curves.json         what its scheme does with the offset, for the page
 checkpoint-N/       where a killed run goes on; gone when it is done
 log.txt             what libraries had to say
 DONE or FAILED      how it ended

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from locant.experiments import folder
 from locant.experiments.comparison import Comparison, where
-from locant.experiments.run import Run
+from locant.experiments.learned import UNREADABLE, Learned, curves_of, stored_curves
+from locant.experiments.run import Run, quiet
 from locant.experiments.statistics import Difference, Estimate, difference, estimate
 from locant.experiments.tasks import task as find_task
 
@@ -119,6 +121,50 @@ def table(comparison: Comparison, found: list[Outcome]) -> list[Row]:
         return -row.score.mean if task.higher_is_better else row.score.mean
 
     return sorted(rows, key=rank)
+
+
+def gaps(row: Row, baseline: Row) -> list[float]:
+    """Returns the score of a scheme minus that of the baseline, for each seed that both have."""
+    return [row.scores[seed] - baseline.scores[seed] for seed in sorted(row.scores.keys() & baseline.scores.keys())]
+
+
+def learned_curves(out: Path, found: Outcome) -> Learned:
+    """Returns the curves of a finished run: those in its folder, or for a folder without them, those of its model."""
+    here = where(out, found.run)
+    stored = stored_curves(here)
+    if stored is not None:
+        return stored
+    return _curves_of_model(here, (here / folder.DONE).stat().st_mtime_ns, found.run.work.preset.length)
+
+
+@lru_cache(maxsize=256)
+def _curves_of_model(here: Path, written: int, length: int) -> Learned:
+    """Cached by the time the run ended: a page that is written after every run opens each model once."""
+    import locant
+
+    quiet()
+    try:
+        return curves_of(locant.load(str(here)), length)
+    except UNREADABLE as problem:
+        return Learned(problem=str(problem).splitlines()[0])
+
+
+def described(out: Path, found: list[Outcome]) -> dict[str, list[str]]:
+    """Returns versions, processes and starting times from the run.json of all runs; runs that differ are all listed."""
+    values: dict[str, dict[str, None]] = {}
+    began: list[str] = []
+    for each in found:
+        try:
+            about = folder.read_json(where(out, each.run) / "run.json")
+        except FileNotFoundError:
+            continue
+        for name, version in about.get("versions", {}).items():
+            values.setdefault(name, {})[str(version)] = None
+        if about.get("processes", 1) != 1:
+            values.setdefault("processes of a run", {})[str(about["processes"])] = None
+        began.append(str(about.get("began", "")))
+    times = {"first run began": [min(began)], "last run began": [max(began)]} if any(began) else {}
+    return {**{name: list(its) for name, its in values.items()}, **times}
 
 
 def _mean(values: list[float]) -> float | None:
