@@ -46,7 +46,7 @@ def test_every_part_is_made(kind, tmp_path):
     assert found.layers
     assert found.probes
     assert found.shares
-    assert found.facts["looked at with"] == "random tokens"
+    assert found.facts["measured on"] == "random tokens"
     made = inspection_page(found)
     titles = [section.title for section in made.sections]
     (probes,) = (section.figures[0] for section in made.sections if section.title == "Probes")

@@ -132,7 +132,7 @@ def _facts(model: PreTrainedModel, tokens: Tokens) -> dict[str, str]:
     facts = {
         "model": type(model).__name__,
         "parameters": f"{sum(x.numel() for x in model.parameters()):,}",
-        "looked at with": "text" if tokens.tokenizer is not None and tokens.text else "random tokens",
+        "measured on": "text" if tokens.tokenizer is not None and tokens.text else "random tokens",
     }
     for name, label in (("num_hidden_layers", "layers"), ("num_attention_heads", "heads"), ("hidden_size", "width"),
                         ("max_position_embeddings", "maximum length")):  # fmt: skip

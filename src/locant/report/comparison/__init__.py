@@ -74,7 +74,7 @@ def _facts(comparison: Comparison, task: Task, found: list[Outcome]) -> dict[str
     return {
         "ranked by": f"{task.metric}, {direction(task)}",
         "trained at": f"{work.preset.length:,} tokens",
-        "training of each": f"{work.steps:,} steps of {work.preset.batch} sequences",
+        "training per run": f"{work.steps:,} steps of {work.preset.batch} sequences",
         "baseline": comparison.schemes[0],
         "seeds": str(len(comparison.seeds)),
         "runs": runs,

@@ -23,9 +23,9 @@ def learned_section(task: Task, learned: First) -> Section:
     intro = (
         "What the scheme does with the offset between key and query, computed from the parameters of the first seed "
         "that has finished: one line per head"
-        + (", and only keys before their query, because a causal model attends to no others" if causal else "")
+        + (", for keys at or before their query, because a causal model attends to no others" if causal else "")
         + ". Smooth curves that differ from head to head are normal."
-        + (f" Nothing to draw for {', '.join(empty)}, which adds nothing for position." if empty else "")
+        + (f" Nothing to draw for {', '.join(empty)}: nothing is added for position there." if empty else "")
     )
     return Section("What each scheme learned", intro, tuple(figures))
 
