@@ -23,7 +23,7 @@ import locant
 from locant.adaptation.documents import Sentences, articles
 from locant.adaptation.scores import Stsb
 from locant.experiments.run import quiet
-from locant.experiments.source import read
+from locant.runs.text_source import read
 
 RESULTS = Path(__file__).parent / "results" / "long.csv"
 FOLDER = str(Path(package).parent / "model")

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 import locant
 from locant.adaptation.adapting import CAUSAL, held_out, trained_on
 from locant.experiments.run import quiet
-from locant.experiments.source import read
 from locant.hf import llama2c
+from locant.runs.text_source import read
 
 RESULTS = Path(__file__).parent / "results"
 LENGTHS = (256, 512, 1024)

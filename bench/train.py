@@ -27,10 +27,11 @@ import accelerate
 import torch
 import transformers
 
-from locant.experiments import arms, comparison, folder
-from locant.experiments.comparison import Budget
+from locant.experiments import arms, comparison
 from locant.experiments.run import Run, execute, quiet, setting
 from locant.experiments.tasks import task
+from locant.runs import files, run_folder
+from locant.runs.budget import Budget
 
 RESULTS = Path(__file__).parent / "results" / "train.csv"
 SPECS = ["tisa:kernels=5", "t5", "alibi", "kerple", "rope", "nope", "huang4:clip=64"]
@@ -127,7 +128,7 @@ def harness(repeats: int, rows: list[dict]) -> None:
             with Clock(*steps) as clock:
                 execute(run, out / "run", out / comparison.DATA)
             whole = time.perf_counter() - start
-            (cost,) = (line for line in folder.lines(out / "run" / folder.METRICS) if line["kind"] == "cost")
+            (cost,) = (line for line in files.lines(out / "run" / run_folder.METRICS) if line["kind"] == "cost")
             shares.append((whole - cost["seconds"]["test"] - clock.seconds) / whole)
     add(rows, f"share of a run of {STEPS} steps outside of model and test", sorted(shares))
 
@@ -141,7 +142,7 @@ def start_up(repeats: int, rows: list[dict]) -> None:
                        "--budget", "100steps", "-o", str(out)]  # fmt: skip
             start = time.perf_counter()
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            while not any(folder.lines(path) for path in out.glob("runs/*/metrics.jsonl")):
+            while not any(files.lines(path) for path in out.glob("runs/*/metrics.jsonl")):
                 if process.poll() is not None:
                     raise RuntimeError(f"the command ended before its first step: {process.stderr.read().decode()}")
                 time.sleep(0.02)

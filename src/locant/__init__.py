@@ -8,8 +8,7 @@ from locant.attention import BACKENDS, attend
 from locant.schemes import SCHEMES, Scheme, Sum
 from locant.spec import per_layer, scheme
 from locant.terms import Terms
-
-__version__ = "0.1.0"
+from locant.version import __version__
 
 if TYPE_CHECKING:
     from locant.adaptation import adapt, fit
@@ -21,6 +20,7 @@ __all__ = [
     "Scheme",
     "Sum",
     "Terms",
+    "__version__",
     "adapt",
     "attend",
     "fit",

@@ -44,8 +44,9 @@ def compare(
         from locant.experiments import comparison as comparing
         from locant.experiments import preset as presets
         from locant.experiments.tasks import task as find_task
+        from locant.runs.budget import Budget
 
-        wanted = comparing.Budget.parse(budget) if budget is not None else None
+        wanted = Budget.parse(budget) if budget is not None else None
         specs = arms.specs(schemes)
         threads = presets.preset(preset, find_task(task).presets).threads
         workers = _workers(ray, threads)
@@ -99,8 +100,9 @@ def _one(
         from locant.experiments import workers
         from locant.experiments.run import Run
         from locant.experiments.tasks import task as find_task
+        from locant.runs.budget import Budget
 
-        wanted = comparing.Budget.parse(budget) if budget is not None else None
+        wanted = Budget.parse(budget) if budget is not None else None
         processes = int(os.environ.get("WORLD_SIZE", 1))
         arguments: dict[str, Any] = {
             "task": task, "schemes": [scheme], "data": data, "model": model, "seeds": [seed], "budget": wanted,

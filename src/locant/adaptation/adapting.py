@@ -37,9 +37,12 @@ from locant.adaptation.fitting import Fit, fit, silenced
 from locant.adaptation.sample import Sampler, Text
 from locant.adaptation.windows import Batch, Windows
 from locant.analysis.distance import Layer, by_distance
-from locant.experiments import folder as files
-from locant.experiments.comparison import Budget
+from locant.hf.modes import evaluating
+from locant.hf.plan import ANY_LENGTH, plan_of
+from locant.hf.readout import native
 from locant.hf.swapping import swap
+from locant.runs import files, run_folder
+from locant.runs.budget import Budget
 from locant.schemes.base import Scheme
 
 if TYPE_CHECKING:
@@ -109,8 +112,6 @@ class Measure:
     curves: dict[str, list[Layer]] = field(default_factory=dict)
 
     def row(self, state: str, model: PreTrainedModel) -> Row:
-        from locant.hf.plan import evaluating
-
         self.curves[state] = by_distance(model, self.ids)
         near = 1.0 if state == "original" else agree(self.kind, self.outputs, model, self.batches)
         with evaluating(model), torch.no_grad():
@@ -279,9 +280,9 @@ def _folder(out: Path | str | None, what: dict[str, Any]) -> Iterator[Path]:
             yield Path(name)
         return
     where = Path(out)
-    files.check(where, FILE)
-    with files.held(where):
-        if (where / files.DONE).exists():
+    run_folder.check(where, FILE)
+    with run_folder.held(where):
+        if (where / run_folder.DONE).exists():
             raise ValueError(f"the adaptation in {where} is done; open it with locant.load, or name a new folder")
         there = files.read_json(where / FILE) if (where / FILE).exists() else {}
         if "steps" in there:  # before that nothing is lost
@@ -324,8 +325,6 @@ def _rotates(model: PreTrainedModel) -> bool:
 
     Where they are in a table, that makes for a better start and for no better end.
     """
-    from locant.hf.readout import native
-
     layers = [scheme for stack in native(model).stacks for scheme in stack.layers or []]
     return any(type(scheme).rotate is not Scheme.rotate for scheme in layers)
 
@@ -333,8 +332,6 @@ def _rotates(model: PreTrainedModel) -> bool:
 @contextmanager
 def _only(model: PreTrainedModel, train: str) -> Iterator[bool]:
     """What is to be trained wants a gradient, and nothing else; whether there is anything."""
-    from locant.hf.plan import plan_of
-
     plan = plan_of(model)
     assert plan is not None
     scheme = {id(parameter) for part in plan.schemes() for parameter in part.parameters()}
@@ -349,16 +346,12 @@ def _only(model: PreTrainedModel, train: str) -> Iterator[bool]:
 
 
 def _position_parameters(model: PreTrainedModel) -> int:
-    from locant.hf.readout import native
-
     stacks = native(model).stacks
     schemes = [scheme for stack in stacks for scheme in [stack.embed, *(stack.layers or [])] if scheme is not None]
     return sum(weight.numel() for weight in {w for scheme in schemes for w in scheme.parameters()})
 
 
 def _keep(done: Adapted, tokenizer: Any, where: Path, what: dict[str, Any]) -> None:
-    from locant.hf.plan import ANY_LENGTH
-
     done.model.save_pretrained(where)
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_max_length = getattr(done.model.config, "max_position_embeddings", ANY_LENGTH)
@@ -367,6 +360,6 @@ def _keep(done: Adapted, tokenizer: Any, where: Path, what: dict[str, Any]) -> N
     heads = [{**vars(head), "explained": head.explained} for head in done.fit.heads]
     files.write_json(where / FILE, {**what, "table": table, "heads": heads})
     files.write(where / "README.md", card.card(done, what))
-    files.write(where / files.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
+    files.write(where / run_folder.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
     for checkpoint in where.glob("checkpoint-*"):
         shutil.rmtree(checkpoint, ignore_errors=True)

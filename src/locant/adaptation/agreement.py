@@ -24,6 +24,7 @@ from torch import Tensor
 
 from locant.adaptation.windows import Batch, Tensors
 from locant.analysis.text import special_tokens
+from locant.hf.modes import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -257,8 +258,6 @@ def pooled(states: Tensor, mask: Tensor) -> Tensor:
 @torch.no_grad()
 def agree(kind: Agreement, kept: list[Tensor], model: PreTrainedModel, batches: list[Batch]) -> float:
     """Over held-out batches, with what was kept of the original's outputs."""
-    from locant.hf.plan import evaluating
-
     total, count = 0.0, 0
     with evaluating(model):
         for outputs, batch in zip(kept, batches, strict=True):

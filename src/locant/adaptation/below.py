@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from locant.analysis.distance import listening_to
 from locant.analysis.steps import layer_names
+from locant.hf.call import AttentionCall
+from locant.hf.listening import observing
+from locant.hf.swapping import native_as_schemes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +65,12 @@ class Below:
 
     def run(self, number: int, record: Record) -> None:
         """A batch through the model, until `record`, which hears every attention that runs, has had enough."""
-        with listening_to(self.model, record), self._as_kept(number), suppress(Enough):
+
+        def before(call: AttentionCall) -> None:
+            if call.scheme is not None:
+                record(call.module, call.request())
+
+        with native_as_schemes(self.model), observing(before=before), self._as_kept(number), suppress(Enough):
             self.model.base_model(input_ids=self.batches[number])
 
     def reach(self, number: int, attention: nn.Module, calls: int = 1) -> list[Request]:

@@ -21,7 +21,8 @@ from locant.adaptation.agreement import Agreement, Lesson, agree
 from locant.adaptation.sample import Sampler
 from locant.adaptation.start import units
 from locant.adaptation.windows import Batch, Windows
-from locant.experiments import folder as files
+from locant.hf.modes import cache_kept
+from locant.runs import files, run_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -146,14 +147,12 @@ def distil(
     import transformers
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from locant.hf.plan import cache_kept
-
     kind, steps = original.kind, len(training)
     every = max(EVERY, steps // LOOKS)
     out.mkdir(parents=True, exist_ok=True)
-    last = files.last_checkpoint(out)
-    files.rewind(out / files.METRICS, 0 if last is None else int(last.name.rpartition("-")[2]))
-    looks = [Look(line["step"], line["agreement"], line["seconds"]) for line in files.lines(out / files.METRICS)]
+    last = run_folder.last_checkpoint(out)
+    run_folder.rewind(out / run_folder.METRICS, 0 if last is None else int(last.name.rpartition("-")[2]))
+    looks = [Look(line["step"], line["agreement"], line["seconds"]) for line in files.lines(out / run_folder.METRICS)]
     began = time.perf_counter() - (looks[-1].seconds if looks else 0.0)
     batches: Dataset[Batch] = training
     if _stalled(looks):  # it had stopped, and was killed after that
@@ -166,7 +165,7 @@ def distil(
         """Measures, writes down, stops where nothing gets better."""
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            (out / f"checkpoint-{state.global_step}" / files.WHOLE).touch()
+            (out / f"checkpoint-{state.global_step}" / run_folder.WHOLE).touch()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step % every and state.global_step < steps:
@@ -174,7 +173,7 @@ def distil(
             measured, outputs = held_out
             found = Look(state.global_step, agree(kind, outputs, student, measured), time.perf_counter() - began)
             looks.append(found)
-            files.append(out / files.METRICS, {"kind": "step", **vars(found)})
+            files.append(out / run_folder.METRICS, {"kind": "step", **vars(found)})
             look(found)
             if _stalled(looks):
                 control.should_training_stop = True

@@ -26,7 +26,13 @@ from locant.adaptation.below import below
 from locant.adaptation.queries import UNIT, Turn, find
 from locant.adaptation.sample import Text
 from locant.adaptation.start import start, units
-from locant.analysis.distance import listening_to
+from locant.attention import eager
+from locant.attention.request import prepare
+from locant.hf.call import AttentionCall
+from locant.hf.listening import observing
+from locant.hf.plan import plan_of
+from locant.hf.readout import native
+from locant.hf.swapping import native_as_schemes, swap
 from locant.schemes import First, Nope, Scheme
 
 if TYPE_CHECKING:
@@ -105,8 +111,6 @@ def fit(
     queries   whether the weights that make queries are set as well, not only the scheme's parameters. The model is then
               nearer to what it was; what it was cannot be had back by swapping to `native`.
     """
-    from locant.hf.swapping import swap
-
     sample.check(model, spec)
     sample.check_numbers(length, seed)
     if tokens < 1:
@@ -149,9 +153,6 @@ def _fit(
     say: Callable[[str], None],
     turned: list[tuple[Tensor, Tensor]] | None,
 ) -> Fit:
-    from locant.hf.plan import plan_of
-    from locant.hf.readout import native
-    from locant.hf.swapping import swap
 
     say("looking at the model as it is")
     before = native(model)
@@ -215,8 +216,6 @@ def with_first(spec: str) -> str:
 @contextmanager
 def silenced(model: PreTrainedModel, length: int) -> Iterator[None]:
     """A model without positions for a while; of a table, the mean of its rows (see `_mean`) stays in all places."""
-    from locant.hf.readout import native
-    from locant.hf.swapping import swap
 
     table = native(model).table
     try:
@@ -309,8 +308,6 @@ def _entropy(goal: list[Tensor]) -> Tensor:
 
 
 def _log_weights(request: Request, scheme: Scheme | None, turn: Turn | None = None) -> Tensor:
-    from locant.attention import eager
-    from locant.attention.request import prepare
 
     q_pos, k_pos = request.positions or (None, None)
     where: Any = {"q_pos": q_pos, "k_pos": k_pos, "mask": request.mask, "causal": request.causal}
@@ -325,10 +322,12 @@ def _weights(model: PreTrainedModel, batches: list[Tensor]) -> dict[str, list[Te
     names = {module: name for name, module in model.base_model.named_modules()}
     found: dict[str, list[Tensor]] = {}
 
-    def record(module: Any, request: Request) -> None:
-        found.setdefault(names[module], []).append(_log_weights(request, request.scheme).exp())
+    def record(call: AttentionCall) -> None:
+        if call.scheme is not None:
+            request = call.request()
+            found.setdefault(names[call.module], []).append(_log_weights(request, request.scheme).exp())
 
-    with listening_to(model, record):
+    with native_as_schemes(model), observing(before=record):
         for rows in batches:
             model.base_model(input_ids=rows)
     return found

@@ -16,6 +16,11 @@ import torch
 from torch import Tensor
 
 from locant.analysis.text import special_tokens, usable
+from locant.hf import facts
+from locant.hf.facts import has_decoder, limits
+from locant.hf.plan import plan_of
+from locant.hf.swapping import check_model
+from locant.runs import text_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,9 +37,6 @@ ENDLESS = 64
 
 def check(model: Any, spec: Any) -> None:
     """Whether a model can be fitted and adapted, before anything is done to it."""
-    from locant.hf.encoder import has_decoder
-    from locant.hf.plan import plan_of
-    from locant.hf.swapping import check_model
 
     check_model(model)
     if getattr(model, "main_input_name", "input_ids") != "input_ids":
@@ -94,8 +96,6 @@ def tokenizer_of(model: PreTrainedModel, tokenizer: Any = None) -> Any:
 
 def longest(model: PreTrainedModel, length: int) -> int:
     """`length`, or as much as the model can read: one with its own positions no more than it was made for."""
-    from locant.analysis.behaviour import limits
-    from locant.hf.plan import plan_of
 
     possible, made_for = limits(model)
     known = (possible, made_for if plan_of(model) is None else None)
@@ -103,9 +103,7 @@ def longest(model: PreTrainedModel, length: int) -> int:
 
 
 def is_causal(model: PreTrainedModel, tokenizer: Any, lines: list[str]) -> bool:
-    from locant.analysis.behaviour import is_causal as found
-
-    return found(model, Sampler(tokenizer, lines).rows(2, SHORTEST).to(model.device))
+    return facts.is_causal(model, Sampler(tokenizer, lines).rows(2, SHORTEST).to(model.device))
 
 
 def pieces(text: Text) -> list[str]:
@@ -116,9 +114,7 @@ def pieces(text: Text) -> list[str]:
         if os.sep in text and not any(letter.isspace() for letter in text):
             raise ValueError(f"the text is {text!r}, one word; if it is a file or folder, give it as a pathlib.Path")
     if isinstance(text, Path):
-        from locant.experiments import source
-
-        text = source.read(text) if text.is_file() else source.text(str(text)).train
+        text = text_source.read(text) if text.is_file() else text_source.text(str(text)).train
     if not isinstance(text, str) and not (isinstance(text, Sequence) and all(isinstance(line, str) for line in text)):
         raise TypeError(f"text must be a string, a list of strings or a pathlib.Path, got {type(text).__name__}")
     lines = [line.strip() for line in (text.splitlines() if isinstance(text, str) else text)]

@@ -19,7 +19,8 @@ from torch import Tensor
 from locant.adaptation.agreement import Tokens, agreement_for, pooled, says_tokens
 from locant.adaptation.distil import to
 from locant.adaptation.sample import Sampler, is_causal, longest, padded, pieces
-from locant.experiments.source import read
+from locant.experiments.tasks.glue import Glue
+from locant.runs.text_source import read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,8 +52,6 @@ class Stsb:
     """STS-B without training: the cosine of two sentences against what people said."""
 
     def __init__(self, where: str) -> None:
-        from locant.experiments.tasks.glue import Glue
-
         self.part = Glue("STS-B").dev(where)
         if len(self.part.labels) < 3:
             raise ValueError(f"STS-B in {where} has {len(self.part.labels)} pairs: a correlation needs at least 3")

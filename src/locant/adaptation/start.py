@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from locant.attention import eager
+from locant.attention.request import prepare
 from locant.schemes import Scheme, Shaw, Tisa, Toeplitz
 
 if TYPE_CHECKING:
@@ -90,8 +92,6 @@ def unit(scheme: Scheme, name: str) -> Tensor | float:
 
 def curve(requests: list[Request], goal: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Offsets [R] that were seen, the Toeplitz bias [H, R] nearest in least squares, and how often each was seen."""
-    from locant.attention import eager
-    from locant.attention.request import prepare
 
     reach = max(max(p.shape[2], p.shape[3]) for p in goal) - 1
     heads, size = goal[0].shape[1], 2 * reach + 1

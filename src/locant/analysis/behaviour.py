@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,15 +96,18 @@ def shift(
     shift takes position 0 away, which many models treat as no other (MiniLM on English: a change of 0.73 for one step
     from 0, of 0.16 for one step from 1): `start` is where the text begins before it is moved.
     """
+    from locant.hf.facts import first_position, layer_stack, limits
+    from locant.hf.modes import evaluating
+
     ids = _checked(model, ids, sequences=1, length=2)
     if any(step < 1 for step in by) or start < 0:
         raise ValueError(f"by must be 1 or more and start 0 or more, got {list(by)} and {start}")
-    stack, offset = _stack(model)
+    stack, offset = layer_stack(model), first_position(model)
     limit, trained = limits(model)
     _fits(model, start + ids.shape[1])
     takes = "position_ids" in inspect.signature(type(stack).forward).parameters
     rows = []
-    with _ready(model):
+    with evaluating(model):
         plain = _moved(model, stack, ids, offset, start, takes)
         for step in by:
             end, note = start + step + ids.shape[1], ""
@@ -145,10 +147,13 @@ def shuffle(
     the change of the mean-pooled last hidden states. The first `keep` tokens stay where they are ([CLS], <s>), for an
     encoder the last `keep` too ([SEP]). Mean over `draws` shuffles.
     """
+    from locant.hf.facts import is_causal, layer_stack
+    from locant.hf.modes import evaluating
+
     ids = _checked(model, ids, sequences=2, length=2 * keep + targets + 2)
     generator = torch.Generator().manual_seed(seed)
     _fits(model, ids.shape[1])
-    with _ready(model):
+    with evaluating(model):
         causal = is_causal(model, ids)
         if causal and _has_head(model):
             end = ids.shape[1] - targets
@@ -159,7 +164,7 @@ def shuffle(
             return Shuffle(
                 "loss", float(plain.mean()), float(shuffled.mean()), float(change.mean()), _error(change), uniform, ""
             )
-        stack = _runner(model)
+        stack = layer_stack(model)
         plain = _pooled(stack, ids)
         orders = [_shuffled(ids, keep, ids.shape[1] - keep, generator) for _ in range(draws)]
         length = plain.norm(dim=-1)
@@ -187,6 +192,9 @@ def length(model: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> list[
     input is the last n tokens. Any other: the first tokens of `ids` (as many as the shortest input has) are pooled, and
     the row has the cosine between their embedding in an input of n tokens and in the shortest.
     """
+    from locant.hf.facts import is_causal, layer_stack, limits
+    from locant.hf.modes import evaluating
+
     if not lengths or min(lengths) < 4:
         raise ValueError(f"lengths must be 4 tokens or more, got {list(lengths)}")
     ids = _checked(model, ids, sequences=2, length=max(lengths))
@@ -194,10 +202,10 @@ def length(model: PreTrainedModel, ids: Tensor, lengths: Sequence[int]) -> list[
     rows = []
     shortest = min(lengths)
     _fits(model, shortest)
-    with _ready(model):
+    with evaluating(model):
         causal = is_causal(model, ids[:, :shortest])
         by_loss = causal and _has_head(model)
-        stack = _runner(model)
+        stack = layer_stack(model)
         tokens = shortest // 2 if by_loss else shortest
         scale, before = math.log(_vocabulary(model)), torch.empty(0)
         if not by_loss:
@@ -230,11 +238,14 @@ def share(model: PreTrainedModel, ids: Tensor, *, seed: int = 0) -> list[Share]:
     The control runs the model on the same tokens in random order within each text: words that like certain places
     ([CLS] at 0) count as position in `position`, but not in `shuffled`.
     """
+    from locant.hf.facts import layer_stack
+    from locant.hf.modes import evaluating
+
     ids = _checked(model, ids, sequences=3, length=3)
     _fits(model, ids.shape[1])
-    stack = _runner(model)
+    stack = layer_stack(model)
     mixed = _shuffled(ids, 0, ids.shape[1], torch.Generator().manual_seed(seed))
-    with _ready(model):
+    with evaluating(model):
         plain = _run(stack, ids, output_hidden_states=True).hidden_states
         control = _run(stack, mixed, output_hidden_states=True).hidden_states
     rows = []
@@ -329,62 +340,12 @@ def _vocabulary(model: PreTrainedModel) -> int:
     return int(tokens.weight.shape[0])
 
 
-def _stack(model: PreTrainedModel) -> tuple[nn.Module, int]:
-    """The module that runs the layers (of an encoder-decoder the encoder), and what its position_ids begin at."""
-    from locant.hf.families import family_of
-
-    family, base = family_of(model), model.base_model
-    inner = base.get_submodule(family.stacks(base)[0])
-    return inner, family.shift(inner)
-
-
-def _runner(model: PreTrainedModel) -> nn.Module:
-    """The same for a model of any family: where tokens are numbered by the model itself, nothing has to be known."""
-    try:
-        return _stack(model)[0]
-    except NotImplementedError:
-        return model.base_model
-
-
-def limits(model: PreTrainedModel) -> tuple[int | None, int | None]:
-    """How many positions there are (None: any number), and how many the model was made for, by its config."""
-    from locant.hf.families import family_of
-    from locant.hf.mechanisms import Table
-    from locant.hf.plan import plan_of
-
-    config: Any = model.config
-    trained = getattr(config, "max_position_embeddings", None)
-    try:
-        plan, family = plan_of(model), family_of(model)
-        stack, _ = _stack(model)
-    except NotImplementedError:  # not known to locant: nothing past what the config says
-        return trained, trained
-    if plan is not None:
-        trained = plan.before.get("max_position_embeddings", trained)
-    limits = [] if plan is None else [plan.max_length()]
-    if isinstance(family.mechanism, Table) and (plan is None or plan.keep_native):
-        first, kept = family.mechanism.first(stack), [] if plan is None else plan.replaced
-        originals = [x.original.weight for x in kept if isinstance(x.original, nn.Embedding)]
-        table = originals[0] if originals else family.mechanism.table(stack)
-        limits.append(table.shape[0] - first)
-    if isinstance(family.mechanism, Table) and isinstance(trained, int):
-        trained -= family.shift(stack)  # RoBERTa's 514 are 512
-    known = [limit for limit in limits if limit is not None]
-    return (min(known) if known else None), trained if isinstance(trained, int) else None
-
-
 def _fits(model: PreTrainedModel, length: int) -> None:
+    from locant.hf.facts import limits
+
     limit, _ = limits(model)
     if limit is not None and length > limit:
         raise ValueError(f"too long: {length} tokens, and the model has {limit} positions")
-
-
-@contextmanager
-def _ready(model: PreTrainedModel) -> Iterator[None]:
-    from locant.hf.plan import evaluating
-
-    with evaluating(model):
-        yield
 
 
 def _run(module: nn.Module, ids: Tensor, **given: Any) -> Any:
@@ -399,19 +360,6 @@ def _finite(hidden: Tensor) -> Tensor:
 
 def _pooled(stack: nn.Module, ids: Tensor) -> Tensor:
     return _finite(_run(stack, ids).last_hidden_state).mean(1)
-
-
-def is_causal(model: PreTrainedModel, ids: Tensor) -> bool:
-    """Found by trying: whether another last token leaves what comes before it as it was."""
-    stack = _runner(model)
-    some = ids[:2, :8]
-    other = some.clone()
-    other[:, -1] = some[:, 0].where(some[:, 0] != some[:, -1], some[:, 1])
-    if bool((other[:, -1] == some[:, -1]).any()):
-        raise ValueError("the first tokens of a sequence are all the same: nothing can be said about order")
-    with _ready(model), torch.no_grad():
-        before, after = (_finite(_run(stack, x).last_hidden_state)[:, :-1] for x in (some, other))
-    return bool((before - after).abs().max() <= 1e-6 * before.abs().max())
 
 
 def _has_head(model: PreTrainedModel) -> bool:

@@ -10,18 +10,19 @@ sequence b, centred in each row over the keys the query sees (a softmax does not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from locant.attention import eager
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from locant.attention.request import Request
+    from locant.hf.call import AttentionCall
 
 MUCH = 0.4
 """Of a row's weight: what a head must give to one place to be named after it."""
@@ -62,44 +63,29 @@ def by_distance(model: PreTrainedModel, ids: Tensor) -> list[Layer]:
     """One `Layer` for each self-attention of a model, over sequences ids [B, L] without padding."""
     if ids.ndim != 2 or ids.shape[0] < 2 or ids.shape[1] < 4:
         raise ValueError(f"needs at least 2 sequences of 4 tokens, got ids of shape {list(ids.shape)}")
-    from locant.hf.encoder import has_decoder
+    from locant.hf.facts import has_decoder
+    from locant.hf.listening import observing
+    from locant.hf.swapping import native_as_schemes
 
     if has_decoder(model):
         raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder, model.get_encoder()")
-    sums: dict[str, _Sums] = {}
+    sums: dict[str, _LogitSums] = {}
     names = {module: name for name, module in model.base_model.named_modules()}
 
-    def record(module: Any, request: Request) -> None:
-        name = names.get(module, type(module).__name__)
-        sums.setdefault(name, _Sums()).add(request)
+    def record(call: AttentionCall) -> None:
+        if call.scheme is not None:
+            name = names.get(call.module, type(call.module).__name__)
+            sums.setdefault(name, _LogitSums()).add(call.request())
 
-    with listening_to(model, record), torch.no_grad():
+    with native_as_schemes(model), observing(before=record), torch.no_grad():
         for row in ids:  # one at a time: a logit matrix per head is what has to fit
             model.base_model(input_ids=row[None])  # a head may want more than one row, or less
     if not sums:
-        raise ValueError(f"{type(model).__name__} ran no self-attention that locant can listen to")
+        raise ValueError(f"{type(model).__name__} ran no self-attention that locant can observe")
     return [x.layer(number, name) for number, (name, x) in enumerate(sums.items(), 1)]
 
 
-@contextmanager
-def listening_to(model: PreTrainedModel, record: Any) -> Iterator[None]:
-    from locant.hf import interface
-    from locant.hf.plan import evaluating, plan_of
-    from locant.hf.swapping import swap
-
-    borrowed = plan_of(model) is None
-    with torch.random.fork_rng(devices=[]), evaluating(model):  # a look during training must not change the training
-        if borrowed:
-            swap(model, "nope", keep_native=True)
-        try:
-            with interface.listening(record):
-                yield
-        finally:
-            if borrowed:
-                swap(model, "native")
-
-
-class _Sums:
+class _LogitSums:
     """What is kept of the logits of one attention module: sums over the sequences."""
 
     def __init__(self) -> None:
@@ -109,8 +95,6 @@ class _Sums:
         self.r = torch.zeros(())
 
     def add(self, request: Request) -> None:
-        from locant.attention import eager
-
         logit = eager.logits(request).double()
         visible = request.visible()
         seen = torch.ones_like(logit, dtype=torch.bool) if visible is None else visible.expand_as(logit)

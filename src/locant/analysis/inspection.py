@@ -16,6 +16,10 @@ import torch
 from torch import Tensor
 
 from locant.analysis import behaviour, curve, distance, invariance, probe, text, variance
+from locant.hf.encoder import encoder_of
+from locant.hf.facts import has_decoder, is_causal, limits
+from locant.hf.plan import plan_of
+from locant.hf.readout import native
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,13 +92,9 @@ def inspect(
 
     `of` is given where the model is the first layers of one with `of` layers, and stages that need all are left out.
     """
-    import locant
-    from locant.hf.encoder import encoder_of, has_decoder
-    from locant.hf.plan import plan_of
-
     found = Inspection(name, _facts(model, tokens))
     try:
-        found.facts["positions"] = str(locant.native(model))
+        found.facts["positions"] = str(native(model))
         plan = plan_of(model)
         if plan is not None and plan.keep_native:
             found.facts["positions"] += ", beside the model's own"
@@ -143,7 +143,7 @@ def _facts(model: PreTrainedModel, tokens: Tokens) -> dict[str, str]:
 
 def _limit(model: PreTrainedModel, length: int) -> int:
     """A length that the model takes."""
-    return min([length, *(limit for limit in behaviour.limits(model) if limit is not None)])
+    return min([length, *(limit for limit in limits(model) if limit is not None)])
 
 
 def _invariance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -158,10 +158,8 @@ def _invariance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> No
 
 
 def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
-    import locant
-
-    native: Any = locant.native(model)
-    for name, stack in zip(("encoder", "decoder") if len(native.stacks) == 2 else ("",), native.stacks, strict=True):
+    read: Any = native(model)
+    for name, stack in zip(("encoder", "decoder") if len(read.stacks) == 2 else ("",), read.stacks, strict=True):
         same: dict[object, list[int]] = {}
         for number, scheme in enumerate(stack.layers or [], 1):
             same.setdefault(id(scheme) if list(scheme.parameters()) else str(scheme), []).append(number)
@@ -220,7 +218,7 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
         return pool[at * PROBE_BATCH : (at + 1) * PROBE_BATCH]
 
     found.probes = probe.probe(probe.states_of(model, batch), steps=PROBE_STEPS, tests=PROBE_TESTS)
-    if behaviour.is_causal(model, pool[:2]):
+    if is_causal(model, pool[:2]):
         twin = probe.states_of(model, batch, bidirectional=True)
         try:
             found.twin = probe.probe(twin, seeds=1, steps=PROBE_STEPS, tests=PROBE_TESTS)
@@ -231,7 +229,7 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
 def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     length = _limit(model, LENGTH)
     ids = tokens.take(8, length)
-    longest = min(max(LENGTHS), behaviour.limits(model)[0] or max(LENGTHS))  # past the trained length, where it can
+    longest = min(max(LENGTHS), limits(model)[0] or max(LENGTHS))  # past the trained length, where it can
     parts: dict[str, Callable[[], Any]] = {
         "shifts": lambda: behaviour.shift(model, ids[:, : max(2, length // 2)]),
         "shuffle": lambda: behaviour.shuffle(model, ids),

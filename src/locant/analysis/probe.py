@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from locant.analysis.steps import ATTENTION, FEED_FORWARD, Ear, find
+from locant.analysis.steps import ATTENTION, FEED_FORWARD, LayerTracker, find_layout
 
 SUB_LAYERS = {ATTENTION: "attention", FEED_FORWARD: "feed-forward"}
 
@@ -109,12 +109,12 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
 
     `bidirectional` runs a causal model with a mask that hides nothing: the twin that cannot count what it sees.
     """
-    from locant.hf.encoder import has_decoder
-    from locant.hf.plan import evaluating
+    from locant.hf.facts import has_decoder
+    from locant.hf.modes import evaluating
 
     if has_decoder(model):
         raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder, model.get_encoder()")
-    base, layout = model.base_model, find(model)
+    base, layout = model.base_model, find_layout(model)
 
     def sample(number: int) -> dict[str, Tensor]:
         tokens, taken = ids(number), {}
@@ -128,7 +128,7 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
             given["attention_mask"] = torch.ones(tokens.shape[0], 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
             if "position_ids" in signature(type(base).forward).parameters:  # OPT would count them in the mask
                 given["position_ids"] = torch.arange(tokens.shape[1]).expand_as(tokens)
-        with evaluating(base), torch.no_grad(), Ear(layout.layers).hearing(layout, keep):
+        with evaluating(base), torch.no_grad(), LayerTracker(layout.layers).recording(layout, keep):
             layers = base(input_ids=tokens, output_hidden_states=True, **given).hidden_states
         states = {"embeddings": layers[0]}
         for number, layer in enumerate(layers[1:], 1):

@@ -1,14 +1,14 @@
-"""The steps of a transformer's layer, and where in a model each of them can be heard.
+"""The steps of a transformer's layer, and which module of a model computes each of them.
 
-No family is listed. A short first run records what every module of a layer takes and gives, with attention going
-through locant's seam, and numbers are compared. With x what the layer takes and y what it gives:
+No family is listed. A short first run records the input and output of every module of a layer, with attention going
+through locant's seam, and compares numbers. For a layer with input x and output y:
 
-    projection     the module that takes Σ w v; what it gives is the attention output a
-    residual       a module that takes x + a
-    feed-forward   a module that gives f with (x + a) + f = y. Where a layer ends in a norm (BERT): y is what the norm
-                   makes of s, and s = h + f, with h given before f
+    projection     the module whose input is Σ w v; its output is the attention output a
+    residual       a module whose input is x + a
+    feed-forward   a module whose output f satisfies (x + a) + f = y. Where a layer ends in a norm (BERT), the norm maps
+                   s to y, and s = h + f with h computed before f
 
-Layers are told apart by the order they run in, since ALBERT runs one module many times.
+Layers are numbered in the order they run, because ALBERT runs one module many times.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from locant.hf.call import AttentionCall
+    from locant.hf.listening import After
+
 INPUT, NORM, QUERY, KEY, VALUE = "input", "layer norm", "query", "key", "value"
 LOGITS, WEIGHTS, ATTENTION = "logits", "weights", "attention output"
 RESIDUAL, FEED_FORWARD, OUTPUT = "residual", "feed-forward output", "layer output"
 STEPS = [INPUT, NORM, QUERY, KEY, VALUE, LOGITS, WEIGHTS, ATTENTION, RESIDUAL, FEED_FORWARD, OUTPUT]
 """In the order of a layer. Logits are scaled; `weights` is no variance but Σ_n w_mn²; attention output is after W_o."""
 
-Hear = Callable[[int, str, Tensor], None]
+OnStep = Callable[[int, str, Tensor], None]
 """(layer from 0, step, [batch, length, width])"""
 Place = tuple[nn.Module, str]
 """A module and its side, "in" or "out"."""
@@ -38,24 +41,24 @@ Place = tuple[nn.Module, str]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the steps of a model are."""
+    """The modules of a model whose input or output is a step."""
 
     layers: frozenset[nn.Module]
     attentions: frozenset[nn.Module]
-    roles: tuple[dict[Place, str], ...]  # of each layer, in the order they run
+    roles: tuple[dict[Place, str], ...]  # one dict per layer, in the order they run
 
 
-class Ear:
-    """Follows a running model: which layer is running, and what passes by. `layer` is −1 before the first."""
+class LayerTracker:
+    """Hooks on a running model that know which layer is running. `layer` is −1 before the first."""
 
     def __init__(self, layers: frozenset[nn.Module]) -> None:
         self.layers = layers
         self.layer = -1
-        self.rows: torch.Size | None = None  # batch and length of what the layer takes
+        self.rows: torch.Size | None = None  # batch and length of the layer's input
 
     @contextmanager
-    def on(self, modules: set[nn.Module], ran: Any, ended: Any) -> Iterator[None]:
-        """`ran(module, taken, given)` after each of `modules`, `ended(taken, given)` after each layer."""
+    def hooked(self, modules: set[nn.Module], after_module: Any, after_layer: Any) -> Iterator[None]:
+        """Calls `after_module(module, input, output)` for each of `modules`, `after_layer(input, output)` per layer."""
 
         def begin(layer: nn.Module, args: Any, kwargs: Any) -> None:
             self.layer += 1
@@ -63,10 +66,10 @@ class Ear:
             self.rows = None if x is None else x.shape[:2]
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            ran(module, _tensor(args, kwargs, self.rows), _tensor((output,), {}, self.rows))
+            after_module(module, _tensor(args, kwargs, self.rows), _tensor((output,), {}, self.rows))
 
         def end(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            ended(_tensor(args, kwargs), _tensor((output,), {}))
+            after_layer(_tensor(args, kwargs), _tensor((output,), {}))
 
         with ExitStack() as stack:
             for layer in self.layers:
@@ -78,84 +81,68 @@ class Ear:
             yield
 
     @contextmanager
-    def hearing(self, layout: Layout, hear: Hear) -> Iterator[None]:
-        """Calls `hear` at every step of every layer that a module takes or gives."""
+    def recording(self, layout: Layout, on_step: OnStep) -> Iterator[None]:
+        """Calls `on_step` for every step that is the input or output of a module."""
 
-        def ran(module: nn.Module, taken: Tensor | None, given: Tensor | None) -> None:
+        def after_module(module: nn.Module, taken: Tensor | None, given: Tensor | None) -> None:
             for side, x in (("in", taken), ("out", given)):
                 step = layout.roles[self.layer].get((module, side))
                 if step is not None and x is not None:
-                    hear(self.layer, step, x)
+                    on_step(self.layer, step, x)
 
-        def ended(taken: Tensor | None, given: Tensor | None) -> None:
+        def after_layer(taken: Tensor | None, given: Tensor | None) -> None:
             for step, x in ((INPUT, taken), (OUTPUT, given)):
                 if x is not None:
-                    hear(self.layer, step, x)
+                    on_step(self.layer, step, x)
 
-        with self.on({module for roles in layout.roles for module, _ in roles}, ran, ended):
+        with self.hooked({module for roles in layout.roles for module, _ in roles}, after_module, after_layer):
             yield
 
 
 @torch.no_grad()
-def find(model: PreTrainedModel) -> Layout:
-    """The layout of a model, found by running it on a few tokens."""
-    from locant.hf.plan import run_probe
+def find_layout(model: PreTrainedModel) -> Layout:
+    """Returns the layout of a model, found by running it on a few tokens."""
+    from locant.hf.probing import run_probe
 
     base = model.base_model
     names = _attention_names(model)
     attentions = frozenset(base.get_submodule(name) for name in names)
     layers = frozenset(base.get_submodule(name) for name in layer_names(base, names)) or _longest_list(base)
-    ear = Ear(layers)
+    tracker = LayerTracker(layers)
     roles: list[dict[Place, str]] = []
     seen: list[tuple[nn.Module, Tensor | None, Tensor | None]] = []
-    mixed: list[Tensor] = []  # Σ w v, heads side by side, as attention hands it to W_o
+    mixed: list[Tensor] = []  # Σ w v, heads side by side: the input of W_o
 
-    def ran(module: nn.Module, taken: Tensor | None, given: Tensor | None) -> None:
-        copies = [None if x is None else x.clone() for x in (taken, given)]  # a later step may work in place
+    def after_module(module: nn.Module, taken: Tensor | None, given: Tensor | None) -> None:
+        copies = [None if x is None else x.clone() for x in (taken, given)]  # a later module may work in place
         seen.append((module, copies[0], copies[1]))
 
-    def ended(taken: Tensor | None, given: Tensor | None) -> None:
+    def after_layer(taken: Tensor | None, given: Tensor | None) -> None:
         known = taken is not None and given is not None and mixed
         roles.append(_roles(taken, given, mixed[-1], seen, attentions) if known else {})  # type: ignore[arg-type]
         seen.clear()
         mixed.clear()
 
-    def attended(module: nn.Module, out: Tensor) -> None:
-        if module in attentions and ear.layer >= 0:
+    def after_attention(call: AttentionCall, out: Tensor) -> None:
+        if call.module in attentions and tracker.layer >= 0:
             mixed.append(out.flatten(2).clone())
 
     inner = {module for layer in layers for module in layer.modules()} - layers
-    with at_the_seam(model, attentions, lambda module, out, *_: attended(module, out)), ear.on(inner, ran, ended):
+    with observed(model, attentions, after_attention), tracker.hooked(inner, after_module, after_layer):
         run_probe(base)
     return Layout(layers, attentions, tuple(roles))
 
 
 @contextmanager
-def at_the_seam(model: PreTrainedModel, attentions: frozenset[nn.Module], attended: Any) -> Iterator[None]:
-    """Calls `attended(module, output, query, key, value, mask, arguments)` after every attention that was found.
+def observed(model: PreTrainedModel, attentions: frozenset[nn.Module], after: After) -> Iterator[None]:
+    """Calls `after(call, output)` after every attention; never, where the attention of a model was not found."""
+    from locant.hf.listening import observing
+    from locant.hf.seam import through_seam
 
-    A model as transformers made it runs through our attention for a while.
-    """
-    from transformers import AttentionInterface
-
-    from locant.hf import interface
-    from locant.hf.plan import plan_of
-
-    def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        out, weights = interface.attention(module, query, key, value, attention_mask, **kwargs)
-        attended(module, out, query, key, value, attention_mask, kwargs)
-        return out, weights
-
-    with ExitStack() as stack:
-        if attentions:
-            implementation = model.config._attn_implementation
-            AttentionInterface.register(interface.NAME, attend)
-            stack.callback(interface.register)
-            if plan_of(model) is None:
-                model.set_attn_implementation(interface.NAME)
-                stack.callback(model.set_attn_implementation, implementation)
+    if not attentions:
+        yield
+        return
+    with through_seam(model), observing(after=after):
         yield
 
 
@@ -166,7 +153,7 @@ def _roles(
     seen: list[tuple[nn.Module, Tensor | None, Tensor | None]],
     attentions: frozenset[nn.Module],
 ) -> dict[Place, str]:
-    """Which module takes and gives what, by comparing numbers. `seen` is in the order modules were done."""
+    """The step that each module takes or gives, by comparing numbers. `seen` is in the order modules finished."""
     roles: dict[Place, str] = {}
     attention = next(((m, taken) for m, taken, _ in seen if m in attentions), None)
     if attention is not None and attention[1] is not None and not _same(attention[1], x):
@@ -188,7 +175,7 @@ def _roles(
 
 
 def _before_last_norm(y: Tensor, seen: list[tuple[nn.Module, Tensor | None, Tensor | None]]) -> nn.Module | None:
-    """The feed-forward of a layer that ends in a norm: of the two that are added up for it, the later."""
+    """The feed-forward of a layer that ends in a norm: the later of the two modules whose outputs are added for it."""
     total = next((taken for _, taken, given in seen if taken is not None and _same(given, y)), None)
     if total is None or total.shape != y.shape:
         return None
@@ -204,9 +191,10 @@ def _before_last_norm(y: Tensor, seen: list[tuple[nn.Module, Tensor | None, Tens
 
 
 def _attention_names(model: PreTrainedModel) -> list[str]:
-    """None where the attention of a model cannot be found."""
+    """The names of the attention modules; none if locant cannot find them."""
     from locant.hf.families import family_of
-    from locant.hf.plan import find_attentions, plan_of
+    from locant.hf.plan import plan_of
+    from locant.hf.probing import find_attentions
 
     plan = plan_of(model)
     if plan is not None:
@@ -240,7 +228,7 @@ def _longest_list(base: nn.Module) -> frozenset[nn.Module]:
 
 
 def _tensor(args: tuple[Any, ...], kwargs: dict[str, Any], rows: torch.Size | None = None) -> Tensor | None:
-    """The hidden states among what a module takes or gives, [batch, length, width]; OPT lays the rows end to end."""
+    """The hidden states among arguments or outputs, [batch, length, width]. OPT flattens batch and length."""
     found: Any = args[0] if args else kwargs.get("hidden_states")
     if isinstance(found, tuple):
         found = found[0]
@@ -252,7 +240,7 @@ def _tensor(args: tuple[Any, ...], kwargs: dict[str, Any], rows: torch.Size | No
 
 
 def _same(a: Tensor | None, b: Tensor) -> bool:
-    """Up to rounding. Not looser: what attention adds to a trained model's hidden states may be small beside them."""
+    """Equal up to rounding. Not looser: attention may add little to the hidden states of a trained model."""
     if a is None or a.shape != b.shape:
         return False
     return bool((a - b).norm() <= 1e-6 * b.norm() if b.dtype in (torch.float32, torch.float64) else torch.equal(a, b))

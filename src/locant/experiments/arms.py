@@ -86,7 +86,7 @@ def check(task: Task, setting: Setting, model: str, spec: str) -> None:
 
 
 def _is_causal(model: PreTrainedModel) -> bool:
-    from locant.analysis.behaviour import is_causal
+    from locant.hf.facts import is_causal
 
     return is_causal(model, torch.tensor([[1, 2]]))
 

@@ -8,18 +8,19 @@ runs/NAME/         one folder per run, see folder.py
 from __future__ import annotations
 
 import itertools
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from locant.experiments import arms, folder
+from locant.experiments import arms
 from locant.experiments import preset as presets
 from locant.experiments.run import Run, Work, quiet, setting
 from locant.experiments.tasks import task as find_task
 from locant.experiments.tasks.task import Setting
+from locant.runs import files, run_folder
+from locant.runs.budget import Budget
 
 TIMED_STEPS = 8
 """Steps that are timed where the budget is in minutes."""
@@ -54,7 +55,7 @@ def open_folder(out: Path) -> Comparison:
     """The comparison that a folder holds."""
     if not (out / FILE).exists():
         raise ValueError(f"{out} holds no comparison: there is no {FILE}")
-    return Comparison.from_dict(folder.read_json(out / FILE))
+    return Comparison.from_dict(files.read_json(out / FILE))
 
 
 def only(comparison: Comparison, run: Run) -> Comparison:
@@ -64,27 +65,6 @@ def only(comparison: Comparison, run: Run) -> Comparison:
 
 def where(out: Path, run: Run) -> Path:
     return out / RUNS / run.name
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Training of each run: so many steps, or as many as fit into so many seconds."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Budget:
-        pattern = r"\s*(\d+(?:\.\d+)?)\s*(steps?|h|hours?|m|min|minutes?|s|sec|seconds?)\s*"
-        match = re.fullmatch(pattern, text) if isinstance(text, str) else None
-        if match is None or float(match[1]) <= 0:
-            raise ValueError(f"--budget must look like 10min, 90s, 2h or 2000steps; got {text!r}")
-        amount, unit = float(match[1]), match[2][0] if not match[2].startswith("step") else "steps"
-        if unit == "steps":
-            if not amount.is_integer():
-                raise ValueError(f"--budget must be a whole number of steps; got {text!r}")
-            return cls(steps=int(amount))
-        return cls(seconds=amount * {"h": 3600, "m": 60, "s": 1}[unit])
 
 
 def begin(
@@ -100,8 +80,8 @@ def begin(
     budget = budget or Budget(steps=sizes.steps)
     quiet()
     work = Work(wanted.name, model or wanted.shape, data, sizes, budget.steps or TIMED_STEPS, budget.seconds)
-    folder.check(out, FILE, DATA)
-    with folder.held(out, wait=True):
+    run_folder.check(out, FILE, DATA)
+    with run_folder.held(out, wait=True):
         if (out / FILE).exists():
             asked = Comparison(work, tuple(schemes), tuple(seeds), "")
             return _again(out, asked, baseline=baseline)
@@ -118,7 +98,7 @@ def begin(
         names = [run.name for run in comparison.runs()]
         if len(set(names)) < len(names):
             raise ValueError("two of the schemes have the same name in the file system; name fewer options of one")
-        folder.write_json(out / FILE, comparison.to_dict())
+        files.write_json(out / FILE, comparison.to_dict())
     return comparison
 
 
@@ -145,7 +125,7 @@ def _again(out: Path, wanted: Comparison, *, baseline: bool) -> Comparison:
         arms.check(task, here, new.model, spec)
     grown = replace(there, schemes=(*there.schemes, *added), seeds=tuple(sorted({*there.seeds, *wanted.seeds})))
     if grown != there:
-        folder.write_json(out / FILE, grown.to_dict())
+        files.write_json(out / FILE, grown.to_dict())
     return grown
 
 
@@ -181,9 +161,9 @@ def pending(out: Path, comparison: Comparison) -> Iterator[Run]:
     """Runs that are to be done: those that diverged would do so again, other failures get another chance."""
     for run in comparison.runs():
         here = where(out, run)
-        state = folder.state(here)
+        state = run_folder.state(here)
         if state == "failed" and not _failed_for_good(here):
-            (here / folder.FAILED).unlink(missing_ok=True)
+            (here / run_folder.FAILED).unlink(missing_ok=True)
             state = "begun"
         if state not in ("done", "failed"):
             yield run
@@ -191,6 +171,6 @@ def pending(out: Path, comparison: Comparison) -> Iterator[Run]:
 
 def _failed_for_good(here: Path) -> bool:
     try:
-        return bool(folder.read_json(here / folder.FAILED)["final"])
+        return bool(files.read_json(here / run_folder.FAILED)["final"])
     except FileNotFoundError:  # another comparer gives it another chance
         return False

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from locant.analysis.curve import Curve, curves
-from locant.experiments import folder as files
+from locant.runs import files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,12 +34,12 @@ class Learned:
 
 def curves_of(model: PreTrainedModel, length: int) -> Learned:
     """Returns the curves of a model on the CPU that was trained at `length` tokens; equal layers have one curve."""
-    import locant
+    from locant.hf import native
 
-    native: Any = locant.native(model)
+    read: Any = native(model)
     parameters = 0
     by_quantity: dict[str, list[tuple[int, Curve]]] = {}
-    for stack in native.stacks:
+    for stack in read.stacks:
         embed = [] if stack.embed is None else [(0, stack.embed)]
         for number, scheme in (*embed, *enumerate(stack.layers or [], 1)):
             parameters += sum(parameter.numel() for parameter in scheme.parameters())

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from locant.experiments import folder
 from locant.experiments.comparison import TIMED_STEPS
 from locant.experiments.run import Run, Work, seconds_of_a_step
 from locant.experiments.workers import ENDED, FINISHED_IS_KEPT, do_apart
+from locant.runs import files, run_folder
 
 RETRIES = 5
 """How often the processes of one run may die, before it is reported as failed."""
@@ -75,10 +75,10 @@ class Ray:
         try:
             words = self.ray.get(ended)
         except self.ray.exceptions.RayError as problem:  # the run could not say it itself
-            if folder.state(here) in ENDED:
+            if run_folder.state(here) in ENDED:
                 return
             reason = str(problem).strip().splitlines()[-1]
-            folder.write_json(here / folder.FAILED, {"reason": reason, "final": False})
+            files.write_json(here / run_folder.FAILED, {"reason": reason, "final": False})
         else:
             if words:
                 raise OSError(f"{words}. {FINISHED_IS_KEPT}")

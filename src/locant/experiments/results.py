@@ -8,12 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from locant.experiments import folder
 from locant.experiments.comparison import Comparison, where
 from locant.experiments.learned import UNREADABLE, Learned, curves_of, stored_curves
 from locant.experiments.run import Run, quiet
 from locant.experiments.statistics import Difference, Estimate, difference, estimate
 from locant.experiments.tasks import task as find_task
+from locant.runs import files, run_folder
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Row:
 def outcome(out: Path, run: Run) -> Outcome:
     """Returns one run of a comparison as its folder is now."""
     here = where(out, run)
-    state = folder.state(here)  # read before the metrics: those of a finished run are complete
+    state = run_folder.state(here)  # read before the metrics: those of a finished run are complete
     reason = ""
     if state == "failed":
         try:
-            reason = str(folder.read_json(here / folder.FAILED)["reason"])
+            reason = str(files.read_json(here / run_folder.FAILED)["reason"])
         except FileNotFoundError:  # another process has just started it again
             state = "begun"
-    lines = folder.lines(here / folder.METRICS)
+    lines = files.lines(here / run_folder.METRICS)
     by_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in ("step", "test", "cost")}
     for line in lines:
         by_kind[line["kind"]].append(line)
@@ -136,17 +136,17 @@ def learned_curves(out: Path, found: Outcome) -> Learned:
     stored = stored_curves(here)
     if stored is not None:
         return stored
-    return _curves_of_model(here, (here / folder.DONE).stat().st_mtime_ns, found.run.work.preset.length)
+    return _curves_of_model(here, (here / run_folder.DONE).stat().st_mtime_ns, found.run.work.preset.length)
 
 
 @lru_cache(maxsize=256)
 def _curves_of_model(here: Path, written: int, length: int) -> Learned:
     """Cached by the time the run ended: a page that is written after every run opens each model once."""
-    import locant
+    from locant.hf import loading
 
     quiet()
     try:
-        return curves_of(locant.load(str(here)), length)
+        return curves_of(loading.load(here), length)
     except UNREADABLE as problem:
         return Learned(problem=str(problem).splitlines()[0])
 
@@ -157,7 +157,7 @@ def described(out: Path, found: list[Outcome]) -> dict[str, list[str]]:
     began: list[str] = []
     for each in found:
         try:
-            about = folder.read_json(where(out, each.run) / "run.json")
+            about = files.read_json(where(out, each.run) / "run.json")
         except FileNotFoundError:
             continue
         for name, version in about.get("versions", {}).items():

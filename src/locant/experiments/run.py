@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from locant.experiments import folder as files
 from locant.experiments.arms import build
 from locant.experiments.learned import store_curves
 from locant.experiments.preset import Preset
 from locant.experiments.tasks import task as find_task
 from locant.experiments.tasks.task import Setting
+from locant.runs import files, run_folder
 from locant.schemes import Scheme
 
 if TYPE_CHECKING:
@@ -129,17 +129,17 @@ def execute(run: Run, folder: Path, data: Path) -> None:
 def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, began: float) -> None:
     from accelerate.utils import broadcast_object_list
 
-    from locant.hf.plan import cache_kept
+    from locant.hf.modes import cache_kept
 
     main = arguments.process_index == 0
     task, here = find_task(run.work.task), setting(run.work, data)
     model = build(task, here, run.work.model, run.scheme, run.seed)
     # The first one looks and tells the others: on a shared disk each machine may see another state of it.
-    [last] = broadcast_object_list([files.last_checkpoint(folder) if main else None])
+    [last] = broadcast_object_list([run_folder.last_checkpoint(folder) if main else None])
     if main:
         if not (folder / "run.json").exists():
             files.write_json(folder / "run.json", describe(run))
-        files.rewind(folder / files.METRICS, _step(last))
+        run_folder.rewind(folder / run_folder.METRICS, _step(last))
     with cache_kept(model):
         trainer = _trainer(run, model, here, arguments)
         ready = time.perf_counter()
@@ -157,10 +157,10 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
     here.tokenizer.save_pretrained(folder)
     model.eval()
     for found in task.evaluate(model, here):
-        files.append(folder / files.METRICS, {"kind": "test", **dataclasses.asdict(found)})
+        files.append(folder / run_folder.METRICS, {"kind": "test", **dataclasses.asdict(found)})
     memory = _peak_memory()
     files.append(
-        folder / files.METRICS,
+        folder / run_folder.METRICS,
         {
             "kind": "cost",
             "seconds_per_step": _seconds_per_step(folder),
@@ -171,7 +171,7 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
         },
     )
     store_curves(model.cpu(), folder, run.work.preset.length)
-    files.write(folder / files.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
+    files.write(folder / run_folder.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint, ignore_errors=True)
 
@@ -187,7 +187,7 @@ def _step(checkpoint: Path | None) -> int:
 
 def _seconds_per_step(folder: Path) -> float:
     """The middle one of the times between two log steps: the first steps, and pauses, do not count."""
-    rows = [line for line in files.lines(folder / files.METRICS) if line["kind"] == "step" and "loss" in line]
+    rows = [line for line in files.lines(folder / run_folder.METRICS) if line["kind"] == "step" and "loss" in line]
     steps = [
         (after["seconds"] - before["seconds"]) / (after["step"] - before["step"])
         for before, after in itertools.pairwise(rows)
@@ -255,14 +255,14 @@ def _trainer(run: Run, model: PreTrainedModel, here: Setting, arguments: Trainin
             if state.is_world_process_zero:
                 row = {key: logs[key] for key in logs if key in ("loss", "grad_norm", "learning_rate") or "/" in key}
                 done = {"kind": "step", "step": state.global_step, "seconds": time.perf_counter() - start}
-                files.append(folder / files.METRICS, {**done, **row})
+                files.append(folder / run_folder.METRICS, {**done, **row})
             if not math.isfinite(float(logs["loss"])):
                 raise Diverged(f"the loss was {logs['loss']} at step {state.global_step}")
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             PartialState().wait_for_everyone()  # each process has a part of it
             if state.is_world_process_zero:
-                (folder / f"checkpoint-{state.global_step}" / files.WHOLE).touch()
+                (folder / f"checkpoint-{state.global_step}" / run_folder.WHOLE).touch()
 
     class InOrder(Trainer):
         """The scheme's parameters learn at a rate of their own, and nothing pulls them towards zero."""

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from locant.experiments import folder
 from locant.experiments.comparison import TIMED_STEPS
 from locant.experiments.run import Diverged, Run, Work, execute, seconds_of_a_step
+from locant.runs import files, run_folder
 
 ENDED = ("done", "failed")
 SPACE = 2**20
@@ -37,13 +37,13 @@ def do(run: Run, here: Path, data: Path) -> None:
     """
     several, first = int(os.environ.get("WORLD_SIZE", 1)) > 1, int(os.environ.get("RANK", 0)) == 0
     if not first:
-        if folder.state(here) not in ENDED:
+        if run_folder.state(here) not in ENDED:
             with contextlib.suppress(Diverged):  # all of them see it, and the first one says it
                 execute(run, here, data)
         return
     try:
-        with folder.held(here):
-            if folder.state(here) in ENDED:
+        with run_folder.held(here):
+            if run_folder.state(here) in ENDED:
                 return
             try:
                 execute(run, here, data)
@@ -51,7 +51,7 @@ def do(run: Run, here: Path, data: Path) -> None:
                 _write_down(problem, here)
                 if several and not isinstance(problem, Diverged):
                     raise  # torchrun ends the others, which wait for this one
-    except folder.Busy:
+    except run_folder.Busy:
         if several:
             raise
         # else another comparer has it
@@ -64,7 +64,7 @@ def _write_down(problem: Exception, here: Path) -> None:
     with contextlib.suppress(OSError):  # the log is on the same disk, which may be full
         traceback.print_exception(problem)
     try:
-        folder.write_json(here / folder.FAILED, {"reason": reason, "final": isinstance(problem, Diverged)})
+        files.write_json(here / run_folder.FAILED, {"reason": reason, "final": isinstance(problem, Diverged)})
     except OSError as another:
         raise OSError(f"{here.name} failed ({reason}), which cannot be written down ({another})") from problem
 
@@ -174,7 +174,7 @@ class Local:
 
 def _note_death(process: Any, here: Path, told: Any) -> None:
     """Of a process that could not write down itself why it ended."""
-    if not process.exitcode or folder.state(here) in ENDED:
+    if not process.exitcode or run_folder.state(here) in ENDED:
         return
     words = ""
     with contextlib.suppress(EOFError):  # it said nothing
@@ -185,19 +185,19 @@ def _note_death(process: Any, here: Path, told: Any) -> None:
         f"its process ended with exit code {process.exitcode}"
     )  # fmt: skip
     hint = " (out of memory?)" if process.exitcode == -9 else "; see log.txt"
-    folder.write_json(here / folder.FAILED, {"reason": why + hint, "final": False})
+    files.write_json(here / run_folder.FAILED, {"reason": why + hint, "final": False})
 
 
 def wait_for_others(runs: list[tuple[Run, Path]]) -> Iterator[None]:
     """Until runs that another comparer took are ended, or left alone."""
-    while any(folder.state(here) not in ENDED and _taken(here) for _, here in runs):
+    while any(run_folder.state(here) not in ENDED and _taken(here) for _, here in runs):
         time.sleep(0.5)
         yield
 
 
 def _taken(here: Path) -> bool:
     try:
-        with folder.held(here):
+        with run_folder.held(here):
             return False
-    except folder.Busy:
+    except run_folder.Busy:
         return True

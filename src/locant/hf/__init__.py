@@ -4,7 +4,7 @@ Importing this package teaches transformers to open the folders that `save_pretr
 """
 
 from locant.hf import interface
-from locant.hf.checkpoint import load, register
+from locant.hf.loading import load, register
 from locant.hf.readout import Native, native
 from locant.hf.swapping import swap
 

@@ -1,4 +1,4 @@
-"""The encoder of an encoder-decoder as a model by itself, which can be looked at like any other encoder."""
+"""The encoder of an encoder-decoder, alone, so that it can be analysed like any other encoder."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from locant.hf.facts import has_decoder
 from locant.hf.plan import STATE, Plan, StackPlan, plan_of
-
-
-def has_decoder(model: PreTrainedModel) -> bool:
-    """Whether a model is an encoder together with a decoder; the encoder of one by itself is not."""
-    return bool(getattr(model.config, "is_encoder_decoder", False)) and hasattr(model.base_model, "decoder")
 
 
 @contextmanager
 def encoder_of(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The encoder, which for the moment knows the plan that the whole was swapped by; other models as they are."""
+    """Yields the encoder, with its part of the plan if the whole model is swapped; other models as they are."""
     if not has_decoder(model):
         yield model
         return
@@ -38,7 +34,7 @@ def encoder_of(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def _part(plan: Plan, path: str, encoder: nn.Module) -> Plan:
-    """What a plan says of one stack, with names as seen from there."""
+    """The part of a plan that concerns one stack, with names relative to it."""
     inside = set(encoder.modules())
 
     def seen_from_inside(stack: StackPlan) -> StackPlan:

@@ -1,9 +1,8 @@
-"""MPNet: its attention does not go through transformers' interface; while a seam is open, it does.
+"""MPNet's seam: its attention does not go through transformers' interface; while the seam is open, it does.
 
-`open_seam` gives every self-attention of a model a forward that calls `interface.attention`, and the model one that
-lets the positions of its tokens through, which its layers do not hand on. The bias that the model computes once for all
-layers is left out: it is in the schemes (mechanisms.TableAndBias). `close_seam` leaves the model as transformers made
-it.
+`open_seam` gives every self-attention a forward that calls `interface.attention`. MPNet's layers do not hand keyword
+arguments on, so the model gets a forward that passes the positions of its tokens in a ContextVar. `close_seam` restores
+the model as transformers made it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from torch import Tensor, nn
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from locant.hf import interface
+from locant.hf.call import Positions
 
-_POSITIONS: ContextVar[interface.Positions | None] = ContextVar("positions of the tokens of a forward", default=None)
+_POSITIONS: ContextVar[Positions | None] = ContextVar("positions of the tokens of a forward", default=None)
 
 
 def _model_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -47,14 +47,9 @@ def _attention_forward(
     return (found, weights) if output_attentions and weights is not None else (found,)
 
 
-def _no_bias(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-    return None
-
-
 def open_seam(base: nn.Module) -> None:
+    """Makes the attention of a base model go through `interface.attention`."""
     base.__dict__["forward"] = MethodType(_model_forward, base)
-    encoder = base.get_submodule("encoder")
-    encoder.__dict__["compute_position_bias"] = MethodType(_no_bias, encoder)
     for module in base.modules():
         if isinstance(module, MPNetSelfAttention):
             module.__dict__["forward"] = MethodType(_attention_forward, module)
@@ -62,9 +57,9 @@ def open_seam(base: nn.Module) -> None:
 
 
 def close_seam(base: nn.Module) -> None:
+    """Undoes `open_seam`."""
     for module in base.modules():
         if isinstance(module, MPNetSelfAttention):
             module.__dict__.pop("forward", None)
             module.__dict__.pop("is_causal", None)
-    base.get_submodule("encoder").__dict__.pop("compute_position_bias", None)
     base.__dict__.pop("forward", None)

@@ -1,4 +1,4 @@
-"""`native`: what positions a model has now, as schemes. `swap(model, native(model))` leaves its outputs as they are."""
+"""`native`: the positions that a model has now, as schemes. `swap(model, native(model))` keeps its outputs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from transformers import PreTrainedModel
 
 from locant.hf.families import family_of
 from locant.hf.mechanisms import Read
-from locant.hf.plan import current_schemes, find_attentions, plan_of
+from locant.hf.plan import current_schemes, plan_of
+from locant.hf.probing import find_attentions
 from locant.schemes import T5, Learned, Rope
 
 
 @dataclass(frozen=True)
 class Native:
-    """The positions of a model. One `Read` per stack: an encoder-decoder has two, the others one."""
+    """The positions of a model. One `Read` per stack: an encoder-decoder has two, other models one."""
 
     kind: str  # "absolute", "rotary", "bias", or "swapped"
     stacks: tuple[Read, ...]
@@ -50,14 +51,14 @@ class Native:
 
 
 def native(model: PreTrainedModel) -> Native:
-    """Reads out the positions a model has now: its own, or the schemes it was swapped to."""
+    """Returns the positions that a model has now: its own, or the schemes it was swapped to."""
     plan = plan_of(model)
     if plan is not None:
         stacks = (Read("swapped", stack.embed, current_schemes(model, stack)) for stack in plan.stacks)
         return Native("swapped", tuple(stacks))
     family = family_of(model)
     reads = []
-    # Schemes draw their parameters before they get those of the model: the caller's random numbers are not theirs.
+    # Building a scheme draws random numbers; the caller's generator must not notice.
     with torch.random.fork_rng(devices=[]):
         for path, attentions in find_attentions(model, family).items():
             stack = model.base_model.get_submodule(path)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 Number = float | None
 Label = str | float
@@ -169,15 +167,3 @@ def label(value: Label) -> str:
     if isinstance(value, str):
         return value
     return str(int(value)) if float(value).is_integer() else repr(float(value))
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Writes a file in one move: who opens it meanwhile has the old one or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", newline="", encoding="utf-8") as file:
-            file.write(text)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 
 from locant.report.data import page_data
-from locant.report.figures import Figure, replace_file
+from locant.report.figures import Figure
 from locant.report.markup import figure_markup
 from locant.report.tables import write_csv
+from locant.runs import files
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -40,7 +41,7 @@ class Report:
 def write_page(report: Report, path: Path, *, csv_folder: Path | None = None) -> Path:
     """Writes the page, and the numbers of each figure into `csv_folder`. Returns the path of the page."""
     path = Path(path)
-    replace_file(path, _page(report))
+    files.write(path, _page(report))
     if csv_folder is not None:
         named = {csv_name(index, figure): figure for index, figure in enumerate(figures_of(report))}
         for name, figure in named.items():
@@ -63,7 +64,7 @@ def figures_of(report: Report) -> list[Figure]:
 
 
 def _page(report: Report) -> str:
-    here = files("locant.report")
+    here = resources.files("locant.report")
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     contents = "".join(
         f'<li><a href="#s{index}">{escape(section.title)}</a></li>' for index, section in enumerate(report.sections)

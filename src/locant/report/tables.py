@@ -19,8 +19,8 @@ from locant.report.figures import (
     Small,
     label,
     number,
-    replace_file,
 )
+from locant.runs import files
 
 
 def records(figure: Figure) -> list[dict[str, Cell]]:
@@ -86,4 +86,4 @@ def csv_text(figure: Figure) -> str:
 
 def write_csv(figure: Figure, path: Path) -> None:
     """Writes `csv_text` to a file."""
-    replace_file(path, csv_text(figure))
+    files.write(path, csv_text(figure))

@@ -75,6 +75,30 @@ class Scheme(nn.Module):
             )
         super().__setattr__(name, value)
 
+    @property
+    def embeds(self) -> bool:
+        """Whether the scheme adds to the token embeddings."""
+        return type(self).embed is not Scheme.embed
+
+    @property
+    def rotates(self) -> bool:
+        """Whether the scheme changes the queries and keys of the content product."""
+        return type(self).rotate is not Scheme.rotate
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether the scheme has tables over offsets."""
+        return type(self).terms is not Scheme.terms
+
+    @property
+    def silent(self) -> bool:
+        """Whether the scheme has no effect at all, like NoPE."""
+        return not (self.embeds or self.rotates or self.has_terms)
+
+    def parts_of_sum(self) -> list[Scheme]:
+        """Returns the schemes that this one is the sum of; itself if it is not a sum."""
+        return [self]
+
     def embed(self, pos: Tensor) -> Tensor | None:
         """[*pos.shape, d_model], to be added to the token embeddings by the model; None if there is nothing."""
         return None

@@ -19,7 +19,7 @@ class Sum(Scheme):
         super().__init__()
         if not parts or not all(isinstance(part, Scheme) for part in parts):
             raise TypeError(f"Sum needs one scheme or more, got {[type(part).__name__ for part in parts]}")
-        flat = [inner for part in parts for inner in (part.schemes() if isinstance(part, Sum) else [part])]
+        flat = [inner for part in parts for inner in part.parts_of_sum()]
         for dim in DIMS:
             sizes = [(str(part), getattr(part, dim)) for part in flat if hasattr(part, dim)]
             if len({size for _, size in sizes}) > 1:
@@ -31,7 +31,7 @@ class Sum(Scheme):
                 if hasattr(part, dim):
                     setattr(self, dim, getattr(part, dim))
         # A vector gain does not commute with rotations: (R_i q)ᵀ diag(g_r) (R_j k) depends on i and j, not on r alone.
-        rotations = [part for part in flat if _rotates(part)]
+        rotations = [part for part in flat if part.rotates]
         mixed = bool(rotations) and any(_has_vector_gain(part) for part in flat)
         # Nor do rotations of different pairs of coordinates commute with each other.
         tangled = len(rotations) > 1 and (len({part.planes for part in rotations}) > 1 or rotations[0].planes is None)
@@ -42,6 +42,21 @@ class Sum(Scheme):
 
     def schemes(self) -> list[Scheme]:
         return [part for part in self.parts if isinstance(part, Scheme)]
+
+    def parts_of_sum(self) -> list[Scheme]:
+        return self.schemes()
+
+    @property
+    def embeds(self) -> bool:
+        return any(part.embeds for part in self.schemes())
+
+    @property
+    def rotates(self) -> bool:
+        return any(part.rotates for part in self.schemes())
+
+    @property
+    def has_terms(self) -> bool:
+        return any(part.has_terms for part in self.schemes())
 
     def embed(self, pos: Tensor) -> Tensor | None:
         total = None
@@ -58,7 +73,7 @@ class Sum(Scheme):
 
     @property
     def reach(self) -> int | None:
-        reaches = [part.reach for part in self.schemes() if type(part).terms is not Scheme.terms]
+        reaches = [part.reach for part in self.schemes() if part.has_terms]
         known = [reach for reach in reaches if reach is not None]
         return None if len(known) < len(reaches) else max([0, *known])
 
@@ -80,10 +95,6 @@ class Sum(Scheme):
 
     def __str__(self) -> str:
         return "+".join(map(str, self.parts))
-
-
-def _rotates(scheme: Scheme) -> bool:
-    return type(scheme).rotate is not Scheme.rotate
 
 
 def _has_vector_gain(scheme: Scheme) -> bool:

@@ -72,7 +72,8 @@ def _projections(module: nn.Module, attention: Attention) -> tuple[Tensor, Tenso
 def stacks(model: PreTrainedModel) -> list[Stack]:
     from locant.hf.families import family_of
     from locant.hf.mechanisms import Patches, Table
-    from locant.hf.plan import find_attentions, plan_of
+    from locant.hf.plan import plan_of
+    from locant.hf.probing import find_attentions
     from locant.hf.readout import native
 
     read, plan, base = native(model), plan_of(model), model.base_model

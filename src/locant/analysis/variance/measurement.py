@@ -7,14 +7,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from locant.analysis.steps import KEY, LOGITS, QUERY, STEPS, VALUE, WEIGHTS, Ear, at_the_seam, find
+from locant.analysis.steps import KEY, LOGITS, QUERY, STEPS, VALUE, WEIGHTS, LayerTracker, find_layout, observed
 from locant.analysis.variance.table import MEASURED, Row, Variances
 from locant.analysis.variance.theory import FeedForward, Sigmas
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from locant.hf.call import AttentionCall
 
 
 def settings(model: PreTrainedModel) -> dict[str, Any]:
@@ -73,21 +75,22 @@ def measure(
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise ValueError(f"the weights of the model are not finite: {name}")
-    from locant.hf.plan import evaluating
+    from locant.hf.modes import evaluating
 
-    layout = find(model)
-    ear, sums = Ear(layout.layers), _Sums()
+    layout = find_layout(model)
+    tracker, sums = LayerTracker(layout.layers), _Moments()
 
-    def attended(module: nn.Module, out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, given: Any) -> None:
-        if module in layout.attentions and ear.layer >= 0:
-            sums.add_attention(ear.layer, module, q, k, v, mask, given)
+    def after_attention(call: AttentionCall, out: Tensor) -> None:
+        if call.module in layout.attentions and tracker.layer >= 0:
+            sums.add_attention(tracker.layer, call)
 
     base: Any = model.base_model
     heads = getattr(model.config, "num_attention_heads", 12)
     batch = min(64, max(1, 2**24 // (heads * ids.shape[1] ** 2)))
-    with evaluating(base), at_the_seam(model, layout.attentions, attended), ear.hearing(layout, sums.add):
+    observing = observed(model, layout.attentions, after_attention)
+    with evaluating(base), observing, tracker.recording(layout, sums.add):
         for part in ids.split(batch):
-            ear.layer = -1
+            tracker.layer = -1
             base(input_ids=part)
     return sums.table(len(layout.roles))
 
@@ -95,7 +98,7 @@ def measure(
 def _sequences(
     model: PreTrainedModel, tokens: Tensor | None, sequences: int, length: int, seed: int, text_ids: Tensor | None
 ) -> Tensor:
-    from locant.hf.encoder import has_decoder
+    from locant.hf.facts import has_decoder
     from locant.hf.families import family_of
     from locant.hf.plan import plan_of
 
@@ -135,7 +138,7 @@ def _sequences(
     return tokens.to(next(model.parameters()).device)
 
 
-class _Sums:
+class _Moments:
     """Σ x, Σ x² and how many, at every position, for every step of every layer."""
 
     def __init__(self) -> None:
@@ -146,20 +149,13 @@ class _Sums:
         x = x.float()
         self._keep(layer, step, x.sum(-1).double().sum(0), _squares(x).sum(0), x.shape[0] * x.shape[2])
 
-    def add_attention(
-        self, layer: int, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, given: Any
-    ) -> None:
-        from locant.hf import interface
-        from locant.schemes import Nope
-
-        for step, x in ((QUERY, query), (KEY, key), (VALUE, value)):
+    def add_attention(self, layer: int, call: AttentionCall) -> None:
+        """Adds queries, keys and values, and the logits where they are q·k alone."""
+        for step, x in ((QUERY, call.query), (KEY, call.key), (VALUE, call.value)):
             self.add(layer, step, x.transpose(1, 2).flatten(2))
-        scheme = interface.scheme_of(module)
-        bent = any(given.get(name) is not None for name in ("position_bias", "softcap", "s_aux"))
-        if (scheme is None or isinstance(scheme, Nope)) and not bent:
-            causal = given.get("is_causal")
-            causal = getattr(module, "is_causal", False) if causal is None else causal
-            self._add_logits(layer, query, key, given.get("scaling"), mask, bool(causal))
+        others = (call.position_bias, call.others.get("softcap"), call.others.get("s_aux"))
+        if (call.scheme is None or call.scheme.silent) and all(x is None for x in others):
+            self._add_logits(layer, call.query, call.key, call.scale, call.mask, call.is_causal)
 
     def _add_logits(
         self, layer: int, query: Tensor, key: Tensor, scale: float | None, mask: Tensor | None, causal: bool

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from locant.experiments import source
 from locant.experiments.preset import FINETUNE
 from locant.experiments.tasks.rows import Rows, batches, fit, open_rows, pad, small, spread, write_rows
 from locant.experiments.tasks.task import Evaluation, Setting, Task, order
+from locant.runs import text_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -252,7 +252,7 @@ class Glue(Task):
 
     def _file(self, path: Path) -> Part:
         """One file in the format of the official download: fields between tabs, and quotes mean nothing."""
-        kind, lines = self.kind, source.read(path).removeprefix("\ufeff").split("\n")
+        kind, lines = self.kind, text_source.read(path).removeprefix("\ufeff").split("\n")
         while lines and not lines[-1].strip():
             lines.pop()
         header = lines[0].split("\t") if kind.header and lines else [str(number) for number in range(kind.fields)]
@@ -324,7 +324,7 @@ class Glue(Task):
 
 
 def _find(folder: Path, name: str) -> Path:
-    for suffix in ("", *source.OPENERS):
+    for suffix in ("", *text_source.OPENERS):
         path = folder / f"{name}.tsv{suffix}"
         if path.is_file():
             return path

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from locant.experiments import source
 from locant.experiments.preset import SCRATCH, Preset
 from locant.experiments.tasks.rows import spread
 from locant.experiments.tasks.task import TOKENS_AT_ONCE, Evaluation, Setting, Task, order, too_long
+from locant.runs import text_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -58,7 +58,7 @@ class _Language(Task):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
         from transformers import PreTrainedTokenizerFast
 
-        text = source.text(data).train
+        text = text_source.text(data).train
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -76,7 +76,7 @@ class _Language(Task):
         return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
     def prepare(self, data: str | None, setting: Setting, count: int) -> str:
-        text, preset = source.text(data), setting.preset
+        text, preset = text_source.text(data), setting.preset
         most = {"train": (text.train, count * preset.length), "test": (text.test, preset.evaluated)}
         counts = {
             part: _write_tokens(words, limit, setting.tokenizer, setting.folder / part)

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from locant.experiments import source
 from locant.experiments.preset import ANSWERS
 from locant.experiments.tasks.rows import Rows, batches, fit, open_rows, pad, small, spread, write_rows
 from locant.experiments.tasks.task import Evaluation, Setting, Task, order, too_long
+from locant.runs import text_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -257,7 +257,7 @@ def _read(data: str | None) -> tuple[list[Question], list[Question], str]:
 
 def _find(folder: Path, name: str) -> Path:
     """train-v1.1.json and the like; of several, the one of v1.1."""
-    endings = tuple(f".json{suffix}" for suffix in ("", *source.OPENERS))
+    endings = tuple(f".json{suffix}" for suffix in ("", *text_source.OPENERS))
     found = sorted(file for file in folder.glob(f"{name}*") if file.is_file() and file.name.endswith(endings))
     chosen = [file for file in found if "v1.1" in file.name] if len(found) > 1 else found
     if len(chosen) != 1:
@@ -269,7 +269,7 @@ def _find(folder: Path, name: str) -> Path:
 
 def _articles(path: Path) -> list[Any]:
     try:
-        articles = json.loads(source.read(path))["data"]
+        articles = json.loads(text_source.read(path))["data"]
     except json.JSONDecodeError as problem:
         raise ValueError(f"{path} is not in JSON: {problem}") from None
     except (KeyError, TypeError):
@@ -282,14 +282,16 @@ def _articles(path: Path) -> list[Any]:
 def _held_out(path: Path) -> tuple[list[Question], list[Question]]:
     """One file for both: every 20th article is kept for testing, or every 20th paragraph where there are few."""
     pieces = _articles(path)
-    if len(pieces) < source.HELD_OUT:
+    if len(pieces) < text_source.HELD_OUT:
         _questions(path, pieces)  # says what is wrong with them
         pieces = [{"paragraphs": [paragraph]} for article in pieces for paragraph in article["paragraphs"]]
-    if len(pieces) < source.HELD_OUT:
-        raise ValueError(f"{path} has {len(pieces)} paragraphs; at least {source.HELD_OUT} are needed to keep some for "
-                         f"testing. Name a folder with train-v1.1.json and dev-v1.1.json")  # fmt: skip
-    kept = [piece for number, piece in enumerate(pieces, 1) if number % source.HELD_OUT]
-    return _questions(path, kept), _questions(path, pieces[source.HELD_OUT - 1 :: source.HELD_OUT])
+    if len(pieces) < text_source.HELD_OUT:
+        raise ValueError(
+            f"{path} has {len(pieces)} paragraphs; at least {text_source.HELD_OUT} are needed to keep some for "
+            f"testing. Name a folder with train-v1.1.json and dev-v1.1.json"
+        )
+    kept = [piece for number, piece in enumerate(pieces, 1) if number % text_source.HELD_OUT]
+    return _questions(path, kept), _questions(path, pieces[text_source.HELD_OUT - 1 :: text_source.HELD_OUT])
 
 
 def _questions(path: Path, articles: list[Any]) -> list[Question]:

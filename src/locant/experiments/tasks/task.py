@@ -95,7 +95,7 @@ def order(count: int, rows: int, seed: int) -> Tensor:
 
 def longest(model: PreTrainedModel) -> int | None:
     """The longest input that a model reads, None for any."""
-    from locant.analysis.behaviour import limits
+    from locant.hf.facts import limits
 
     return limits(model)[0]
 

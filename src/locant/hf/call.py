@@ -1,0 +1,113 @@
+"""`AttentionCall`: one attention of a model as it reaches the seam, with the positions of its tokens.
+
+`interface.attention` makes one of each call that transformers makes. Observers (`listening`) receive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from locant.attention.request import Request, prepare
+from locant.schemes import Scheme
+
+UNKNOWN = -1
+"""`Positions.past` in compiled code, where the number of cached keys is not a Python integer."""
+
+
+class Positions(NamedTuple):
+    """The positions of the tokens of one forward pass. Without q and k they are past, past + 1, …"""
+
+    q: Tensor | None  # [B or 1, Lq]
+    k: Tensor | None  # [B or 1, Lk]: cached keys, then q
+    past: int = 0
+    weights: bool = False  # the caller wants the attention weights; not every model passes that on
+
+    def of_queries(self, length: int, device: torch.device) -> Tensor:
+        """Returns the positions of the queries, [B or 1, length]."""
+        return (torch.arange(length, device=device) + self.past)[None] if self.q is None else self.q
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """The arguments of one attention. B sequences, H heads, Lq queries, Lk keys, heads of size D."""
+
+    module: nn.Module
+    query: Tensor  # [B, H, Lq, D]
+    key: Tensor  # [B, Hkv, Lk, D]
+    value: Tensor  # [B, Hkv, Lk, D]
+    mask: Tensor | None  # as transformers made it; bool (True = may attend) where there is a scheme
+    scheme: Scheme | None  # None: cross-attention, or a model that is not swapped
+    positions: Positions | None  # None: a model that is not swapped
+    is_causal: bool
+    scale: float | None
+    dropout: float
+    position_bias: Tensor | None
+    weights_wanted: bool
+    others: Mapping[str, Any]  # all other keyword arguments of transformers: softcap, s_aux, …
+    position_factor: int = 1
+    """Attention sees every position multiplied by this. Only a probe of a swap sets it."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether positions play no part, so that transformers' own attention computes the same.
+
+        NoPE is plain attention, except for packed sequences: positions tell them apart.
+        """
+        if self.scheme is None:
+            return True
+        packed = self.positions is not None and self.positions.q is not None and self.is_causal and self.mask is None
+        return self.scheme.silent and not packed
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the keyword arguments of `locant.attend`, without dropout and the choice of a back end."""
+        query, key, value, mask = self.query, self.key, self.value, self.mask
+        lq, lk, here = query.shape[2], key.shape[2], query.device
+        causal = self.is_causal and mask is None and lq > 1
+        if causal and lk > lq:  # a static cache before its first use: the keys after the queries do not exist yet
+            key, value, lk = key[:, :, :lq], value[:, :, :lq], lq
+        q_pos, k_pos = self._positions(lq, lk) if self.scheme is not None else (None, None)
+        if self.scheme is None and lq > lk:  # cross-attention: `attend` has no default positions for these lengths
+            q_pos, k_pos = torch.arange(lq, device=here), torch.arange(lk, device=here)
+        if causal and q_pos is not None:  # without a mask, causal means by index, whatever the positions are
+            mask = torch.ones(lq, lk, dtype=torch.bool, device=here).tril()[None, None]
+            # A position that returns to the first one starts another sequence of a pack. Transformers masks packed
+            # sequences too, but not when there is a cache.
+            again = (q_pos.diff(dim=-1) < 0) & (q_pos[:, 1:] == q_pos[:, :1])
+            sequence = F.pad(again, (1, 0)).cumsum(-1)
+            mask = mask & (sequence[:, None, :, None] == sequence[:, None, None, :])
+            causal = False
+        if mask is not None:
+            mask = mask[..., :lk]
+        return {"q": query, "k": key, "v": value, "scheme": self.scheme, "q_pos": q_pos, "k_pos": k_pos, "mask": mask,
+                "causal": causal, "scale": self.scale}  # fmt: skip
+
+    def request(self) -> Request:
+        """Returns what `attend` is about to compute. Only for calls with a scheme."""
+        return prepare(**self.arguments())
+
+    def _positions(self, lq: int, lk: int) -> tuple[Tensor | None, Tensor | None]:
+        """q_pos and k_pos for `attend`; None where its own default is right."""
+        if self.positions is None:
+            raise RuntimeError(
+                f"{type(self.module).__name__} received no positions; call it through the swapped model it belongs to"
+            )
+        q, k, past, _ = self.positions
+        device, factor = self.query.device, self.position_factor
+        if past == UNKNOWN and k is not None:
+            k = k + torch.arange(lk, device=device)
+        if q is None or k is None:
+            if lk == past + lq and factor == 1:
+                return None, None
+            first = max(past + lq - lk, 0)  # a sliding cache has dropped the keys before this one
+            last = min(past + lq, first + lk)
+            q, k = torch.arange(past, past + lq, device=device)[None], torch.arange(first, last, device=device)[None]
+        known = k.shape[-1]
+        # A sliding cache holds only the last keys. A static one has empty places at the end, which are masked.
+        k = k[:, known - lk :] if lk <= known else torch.cat([k, k[:, -1:].expand(-1, lk - known)], dim=-1)
+        return (q, k) if factor == 1 else (q * factor, k * factor)

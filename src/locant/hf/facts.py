@@ -1,0 +1,86 @@
+"""Facts about a model: is it causal, does it have a decoder, how many positions does it have."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from locant.hf.families import family_of
+from locant.hf.mechanisms import Table
+from locant.hf.modes import evaluating
+from locant.hf.plan import plan_of
+
+
+class Limits(NamedTuple):
+    """How long inputs may be."""
+
+    positions: int | None  # that the model has; None: any number
+    trained: int | None  # that its config names
+
+
+def has_decoder(model: PreTrainedModel) -> bool:
+    """Whether a model is an encoder with a decoder. The encoder of such a model, taken alone, is not."""
+    return bool(getattr(model.config, "is_encoder_decoder", False)) and hasattr(model.base_model, "decoder")
+
+
+def layer_stack(model: PreTrainedModel) -> nn.Module:
+    """Returns the module that runs the layers; of an encoder-decoder the encoder's.
+
+    For a family that locant does not know this is the base model.
+    """
+    base = model.base_model
+    try:
+        return base.get_submodule(family_of(model).stacks(base)[0])
+    except NotImplementedError:
+        return base
+
+
+def first_position(model: PreTrainedModel) -> int:
+    """Returns the number that position_ids start at: 0, or 2 for RoBERTa. NotImplementedError for unknown families."""
+    return family_of(model).shift(layer_stack(model))
+
+
+def limits(model: PreTrainedModel) -> Limits:
+    """Returns how many positions a model has, and how many its config names."""
+    config: Any = model.config
+    trained = getattr(config, "max_position_embeddings", None)
+    try:
+        plan, family = plan_of(model), family_of(model)
+    except NotImplementedError:  # unknown to locant: assume nothing beyond the config
+        return Limits(trained, trained)
+    stack = layer_stack(model)
+    if plan is not None:
+        trained = plan.before.get("max_position_embeddings", trained)
+    found = [] if plan is None else [plan.max_length()]
+    if isinstance(family.mechanism, Table) and (plan is None or plan.keep_native):
+        first, kept = family.mechanism.first(stack), [] if plan is None else plan.replaced
+        originals = [x.original.weight for x in kept if isinstance(x.original, nn.Embedding)]
+        table = originals[0] if originals else family.mechanism.table(stack)
+        found.append(table.shape[0] - first)
+    if isinstance(family.mechanism, Table) and isinstance(trained, int):
+        trained -= family.shift(stack)  # RoBERTa's 514 are 512
+    known = [limit for limit in found if limit is not None]
+    return Limits(min(known) if known else None, trained if isinstance(trained, int) else None)
+
+
+def is_causal(model: PreTrainedModel, ids: Tensor) -> bool:
+    """Whether a different last token leaves the states of earlier tokens unchanged. `ids` is [sequences, tokens]."""
+    stack = layer_stack(model)
+    some = ids[:2, :8]
+    other = some.clone()
+    other[:, -1] = some[:, 0].where(some[:, 0] != some[:, -1], some[:, 1])
+    if bool((other[:, -1] == some[:, -1]).any()):
+        raise ValueError("cannot test whether the model is causal: the first tokens of a sequence are all the same")
+    with evaluating(model), torch.no_grad():
+        before, after = (_states(stack, x)[:, :-1] for x in (some, other))
+    return bool((before - after).abs().max() <= 1e-6 * before.abs().max())
+
+
+def _states(stack: nn.Module, ids: Tensor) -> Tensor:
+    hidden: Tensor = stack(input_ids=ids, return_dict=True).last_hidden_state
+    if not bool(hidden.isfinite().all()):
+        raise ValueError("the outputs of the model contain NaN or infinity; check its weights")
+    return hidden.double()

@@ -1,0 +1,87 @@
+"""Saving a swapped model.
+
+`save_pretrained` writes the folder that transformers writes, safetensors and all, with one difference: config.json has
+`"model_type": "locant"`, the model's own config inside its entry `locant`, and a sentence where transformers expects
+sizes. Without locant no class of transformers can open the folder by mistake and silently build a model with the wrong
+positions. `loading` opens it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from locant.hf.plan import Plan, plan_of
+from locant.runs import files
+from locant.version import __version__
+
+POISON = "this model was changed by locant; open it with locant.load"
+"""Stands where sizes are expected."""
+SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
+
+
+def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+    """Replaces `save_pretrained` of a swapped model."""
+    if kwargs.get("push_to_hub"):
+        raise ValueError("save a swapped model first, then push it: model.push_to_hub(name)")
+    type(self).save_pretrained(self, save_directory, *args, **kwargs)
+    plan, folder = plan_of(self), Path(save_directory)
+    if plan is None or not kwargs.get("is_main_process", True):
+        return
+    path = folder / "config.json"
+    if not path.exists():  # an adapter was saved, not the model
+        return
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["max_position_embeddings_before_locant"] = plan.before.get("max_position_embeddings")
+    ours = {
+        "model_type": "locant",
+        "architectures": config.get("architectures"),
+        "transformers_version": config.get("transformers_version"),
+        "locant_version": __version__,
+        **dict.fromkeys(SIZES, POISON),
+        # Not as "model_type": transformers would look for its own config in here.
+        "locant": {"family": config.pop("model_type"), **config},
+    }
+    files.write(path, json.dumps(ours, indent=2) + "\n")
+    card = folder / "README.md"
+    if not card.exists() or "tags: [locant" in card.read_text(encoding="utf-8"):
+        files.write(card, model_card(self, plan))
+
+
+def model_card(model: PreTrainedModel, plan: Plan) -> str:
+    """Returns the README.md of the folder."""
+    rows = "\n".join(
+        f"| `{layer.name}` | `{scheme}` |"
+        for stack in plan.stacks
+        for layer, scheme in zip(stack.attentions, stack.schemes, strict=True)
+    )
+    embeds = {str(stack.embed) for stack in plan.stacks if stack.embed is not None}
+    before, after = plan.before.get("max_position_embeddings"), plan.max_length()
+    parameters = sum(parameter.numel() for scheme in plan.schemes() for parameter in scheme.parameters())
+    own = "kept, with the following added" if plan.keep_native else "replaced by the following"
+    return f"""---
+library_name: transformers
+tags: [locant, position-embeddings]
+---
+
+# {type(model).__name__} with other positions
+
+The positions of this {model.config.model_type} model were {own}
+(locant {__version__}).
+
+| attention | scheme |
+|---|---|
+{rows}
+
+Added to the token embeddings: {", ".join(f"`{text}`" for text in embeds) or "nothing"}.
+Parameters of the schemes: {parameters:,}. Maximum length: {before} before, {after or "none"} now.
+
+```python
+import locant
+
+model = locant.load("PATH")
+```
+"""

@@ -1,0 +1,65 @@
+"""Files that are replaced whole: a reader, or a process that dies, never leaves half of one.
+
+This is the only atomic write in locant. JSON files and lines of JSON are written through it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary path beside `path`. The file written there replaces `path` when the block ends.
+
+    If the block raises, `path` keeps its content and the temporary file is deleted.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())  # content before name: a power cut must not leave an empty file
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write(path: Path, content: str) -> None:
+    """Replaces a text file. Readers see the old content or the new content, never a mixture."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.encode("utf-8"))  # line ends as given, on every system
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Replaces a JSON file."""
+    write(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file; ValueError if it is not valid JSON."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as problem:
+        raise ValueError(f"{path} is damaged ({problem}); delete its folder to run it again") from None
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Appends one line of JSON."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a file of JSON lines; another process may be appending, so an incomplete last line is
+    skipped."""
+    if not path.exists():
+        return []
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]

@@ -1,0 +1,85 @@
+"""The folder of a training run: which files it has, what state it is in, and the lock that one process holds.
+
+run.json            what the run is: task, model, preset, scheme, seed; versions, host, start time
+metrics.jsonl       one line per logged step, evaluation and cost
+model.safetensors   the trained model, which `locant.load` opens
+curves.json         what the trained scheme does with the offset, for the page
+checkpoint-N/       where a killed run resumes; deleted when the run is done
+log.txt             the output of libraries
+DONE or FAILED      how the run ended
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from locant.runs import files
+
+METRICS, DONE, FAILED, WHOLE = "metrics.jsonl", "DONE", "FAILED", "WHOLE"
+
+
+def check(folder: Path, name: str, *also: str) -> None:
+    """Raises ValueError unless a folder is new, empty or ours. It is ours if it has a file called `name`.
+
+    Files called `also` do not count as foreign. Neither do hidden files: our lock, and temporary files of a process
+    that was killed.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; name a folder")
+    if folder.is_dir() and not (folder / name).exists():
+        others = sorted(path.name for path in folder.iterdir() if path.name not in also and path.name[0] != ".")
+        if others:
+            raise ValueError(f"{folder} holds something else ({', '.join(others[:3])}); name a new folder")
+
+
+def rewind(path: Path, step: int) -> None:
+    """Deletes from a metrics file everything after a step, all evaluations and costs included."""
+    kept = [line for line in files.lines(path) if line["kind"] == "step" and line["step"] <= step]
+    files.write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Returns the latest complete checkpoint and deletes all others.
+
+    A partly deleted checkpoint keeps its marker, so it must not survive alone.
+    """
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    whole = [path for path in found if (path / WHOLE).exists()]
+    for other in found:
+        if other not in whole[-1:]:
+            shutil.rmtree(other)
+    return whole[-1] if whole else None
+
+
+def state(folder: Path) -> str:
+    """Returns done, failed, begun or new."""
+    if (folder / DONE).exists():
+        return "done"
+    if (folder / FAILED).exists():
+        return "failed"
+    return "begun" if (folder / METRICS).exists() else "new"
+
+
+class Busy(RuntimeError):
+    """Another process holds the lock of this folder."""
+
+
+@contextmanager
+def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Holds the lock of a folder. The operating system releases it when the process ends, even when killed."""
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        raise Busy(f"another process is working in {folder}") from None
+    try:
+        yield
+    finally:
+        lock.release()

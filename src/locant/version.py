@@ -1,0 +1,3 @@
+"""The version of locant."""
+
+__version__ = "0.1.0"

