@@ -6,6 +6,7 @@ A run stores them in its folder when it ends, so that a page of results opens no
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,8 @@ def store_curves(model: PreTrainedModel, folder: Path, length: int) -> None:
     except UNREADABLE as problem:
         found = Learned(problem=str(problem).splitlines()[0])
     listed = [{"place": place, **dataclasses.asdict(curve)} for place, curve in found.curves]
-    files.write_json(folder / CURVES, {"fixed": found.fixed, "problem": found.problem, "curves": listed})
+    content = {"fixed": found.fixed, "problem": found.problem, "curves": listed}
+    files.write(folder / CURVES, json.dumps(content, ensure_ascii=False) + "\n")  # on one line: it is long
 
 
 def stored_curves(folder: Path) -> Learned | None:
