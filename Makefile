@@ -16,6 +16,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+	$(BIN)/oxlint --deny-warnings src/locant/report/page.js
 
 types: $(VENV)/ready
 	$(BIN)/mypy

@@ -219,10 +219,10 @@ def _line(each: Any) -> str:
 
 
 def _write_page(out: Path) -> Path | None:
-    from locant.report import comparison as report
+    from locant.report.comparison import write_comparison_page
 
     try:
-        return report.write(out)
+        return write_comparison_page(out)
     except OSError as problem:  # a full disk does not stop the runs
         console.print(f"[yellow]the page could not be written:[/] {escape(str(problem))}")
         return None
@@ -230,10 +230,10 @@ def _write_page(out: Path) -> Path | None:
 
 def _conclude(out: Path, comparison: Any) -> None:
     from locant.experiments import results
-    from locant.report import comparison as report
+    from locant.report.comparison.terminal import terminal_table
 
     rows = results.table(comparison, results.outcomes(out, comparison))
-    console.print(report.terminal(comparison, rows, results.sentences(comparison, rows), console.width))
+    console.print(terminal_table(comparison, rows, results.sentences(comparison, rows), console.width))
     path = _write_page(out)
     if path is not None:
         console.print(f"page: {path}\ntables: {path.parent / 'csv'}", markup=False, highlight=False)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from locant.experiments.arms import build
+from locant.experiments.learned import store_curves
 from locant.experiments.preset import Preset
 from locant.experiments.tasks import task as find_task
 from locant.experiments.tasks.task import Setting
@@ -169,6 +170,7 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
             "scheme_parameters": model.num_parameters() - _without_positions(run, here),
         },
     )
+    store_curves(model.cpu(), folder, run.work.preset.length)
     files.write(folder / run_folder.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint, ignore_errors=True)
