@@ -14,7 +14,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 import locant
-from locant.experiments.preset import SCRATCH, preset
+from locant.experiments.presets import SCRATCH, find_preset
 from locant.experiments.results import outcomes, sentences
 from locant.report import comparison as report
 from locant.report.figures import Grid, Interval, Intervals, Lines, Small, records
@@ -232,7 +232,7 @@ def test_the_command_names_what_was_changed_in_the_preset(tmp_path):
     assert "--data '/some where/text.txt' --model llama" in made
     (text,) = re.findall(r"--preset (\S+)", made)
     assert text == "quick:length=32,rate=0.0005"
-    assert preset(text, SCRATCH) == report.open_folder(tmp_path).work.preset
+    assert find_preset(text, SCRATCH) == report.open_folder(tmp_path).work.preset
 
 
 def test_strange_names_stay_text(tmp_path):

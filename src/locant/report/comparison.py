@@ -20,11 +20,10 @@ from rich.text import Text
 from locant.analysis.curve import WHAT, Curve, curves
 from locant.experiments import results
 from locant.experiments.comparison import Comparison, open_folder, where
-from locant.experiments.results import Outcome, Row
+from locant.experiments.results import RunResult, SchemeResult
 from locant.experiments.run import quiet
 from locant.experiments.statistics import estimate
-from locant.experiments.tasks import Task
-from locant.experiments.tasks import task as find_task
+from locant.experiments.tasks import Task, find_task
 from locant.report import page
 from locant.report.figures import Cell, Figure, Grid, Interval, Intervals, Lines, Number, Series, Small
 from locant.report.page import Report, Section
@@ -83,7 +82,7 @@ def _model_name(comparison: Comparison) -> str:
     return f"Training starts from {Path(work.model).name}"
 
 
-def _facts(comparison: Comparison, task: Task, found: list[Outcome]) -> dict[str, str]:
+def _facts(comparison: Comparison, task: Task, found: list[RunResult]) -> dict[str, str]:
     work, count = comparison.work, {state: sum(each.state == state for each in found) for state in STATES}
     runs = ", ".join(f"{number} {STATES[state]}" for state, number in count.items() if number)
     return {
@@ -106,7 +105,7 @@ def _direction(task: Task) -> str:
 # ---- the table ------------------------------------------------------------------------------------
 
 
-def _ranking(comparison: Comparison, task: Task, rows: list[Row]) -> Section:
+def _ranking(comparison: Comparison, task: Task, rows: list[SchemeResult]) -> Section:
     figures: list[Figure] = [_ranked_table(comparison, task, rows)]
     compared = tuple(
         Interval(
@@ -147,11 +146,11 @@ def _ranking(comparison: Comparison, task: Task, rows: list[Row]) -> Section:
     return Section("Which is best", intro, tuple(figures))
 
 
-def _gaps(row: Row, baseline: Row) -> list[float]:
+def _gaps(row: SchemeResult, baseline: SchemeResult) -> list[float]:
     return [row.scores[seed] - baseline.scores[seed] for seed in sorted(row.scores.keys() & baseline.scores.keys())]
 
 
-def _ranked_table(comparison: Comparison, task: Task, rows: list[Row]) -> Grid:
+def _ranked_table(comparison: Comparison, task: Task, rows: list[SchemeResult]) -> Grid:
     header = [
         "scheme",
         task.metric,
@@ -188,11 +187,11 @@ def _ranked_table(comparison: Comparison, task: Task, rows: list[Row]) -> Grid:
     return Grid("Ranked", note, header, cells)
 
 
-def _tested_lengths(rows: Sequence[Row], but: int) -> list[int]:
+def _tested_lengths(rows: Sequence[SchemeResult], but: int) -> list[int]:
     return sorted({length for row in rows for length in (*row.by_length, *row.refused)} - {but})
 
 
-def _in_words(row: Row) -> str:
+def _in_words(row: SchemeResult) -> str:
     if row.baseline:
         return "baseline"
     if row.against is None or not row.finished:
@@ -200,13 +199,13 @@ def _in_words(row: Row) -> str:
     return row.against.verdict
 
 
-def _at(row: Row, length: int) -> Cell:
+def _at(row: SchemeResult, length: int) -> Cell:
     if length in row.refused:
         return f"cannot: {row.refused[length]}"
     return row.by_length[length].mean if length in row.by_length else None
 
 
-def _runs(row: Row) -> str:
+def _runs(row: SchemeResult) -> str:
     failed = f", {len(row.failed)} failed" if row.failed else ""
     return f"{row.finished} of {row.wanted}{failed}"
 
@@ -226,7 +225,7 @@ def _between(low: float | None, high: float | None, *, plus: bool = False) -> st
 # ---- curves over steps, lengths and positions -----------------------------------------------------
 
 
-def _of(comparison: Comparison, found: list[Outcome], scheme: str) -> list[Outcome]:
+def _of(comparison: Comparison, found: list[RunResult], scheme: str) -> list[RunResult]:
     """The runs whose curves are drawn: those that are done, and where none is, those that have begun."""
     own = [each for each in found if each.run.scheme == scheme]
     return [each for each in own if each.state == "done"] or [each for each in own if each.steps]
@@ -249,16 +248,16 @@ def _over_runs(name: str, colour: int, runs: list[dict[float, float]], *, interv
     return Series(name, places, means, low if several else None, high if several else None, colour=colour)
 
 
-def _logged(run: Outcome, key: str) -> dict[float, float]:
+def _logged(run: RunResult, key: str) -> dict[float, float]:
     return {row["step"]: float(row[key]) for row in run.steps if key in row}
 
 
-def _band(comparison: Comparison, found: list[Outcome]) -> str:
+def _band(comparison: Comparison, found: list[RunResult]) -> str:
     counts = {len(_of(comparison, found, scheme)) for scheme in comparison.schemes}
     return ", mean over seeds; the band goes from the lowest seed to the highest" if max(counts) > 1 else ", one seed"
 
 
-def _training(comparison: Comparison, found: list[Outcome]) -> Section:
+def _training(comparison: Comparison, found: list[RunResult]) -> Section:
     drawn = [(at, scheme, _of(comparison, found, scheme)) for at, scheme in enumerate(comparison.schemes)]
     loss = _lines(_over_runs(scheme, at, [_logged(run, "loss") for run in runs]) for at, scheme, runs in drawn)
     if not loss:
@@ -307,7 +306,7 @@ def _lines(series: Iterable[Series | None]) -> tuple[Series, ...]:
     return tuple(line for line in series if line is not None)
 
 
-def _lengths(comparison: Comparison, task: Task, found: list[Outcome], rows: list[Row]) -> Section:
+def _lengths(comparison: Comparison, task: Task, found: list[RunResult], rows: list[SchemeResult]) -> Section:
     trained = comparison.work.preset.length
     done = {scheme: [each for each in found if each.run.scheme == scheme and each.state == "done"]
             for scheme in comparison.schemes}  # fmt: skip
@@ -372,15 +371,15 @@ def _lengths(comparison: Comparison, task: Task, found: list[Outcome], rows: lis
     return Section("Longer inputs", intro, tuple(figures))
 
 
-def _longest_read(run: Outcome) -> int | None:
+def _longest_read(run: RunResult) -> int | None:
     return max((row["length"] for row in run.tests if row["by_position"]), default=None)
 
 
-def _by_length(run: Outcome, metric: str) -> dict[float, float]:
+def _by_length(run: RunResult, metric: str) -> dict[float, float]:
     return {row["length"]: row["values"][metric] for row in run.tests if metric in row["values"]}
 
 
-def _length_table(task: Task, rows: list[Row]) -> Grid:
+def _length_table(task: Task, rows: list[SchemeResult]) -> Grid:
     lengths = _tested_lengths(rows, but=0)
     cells: list[list[Cell]] = [[row.scheme, *(_at(row, length) for length in lengths)] for row in rows if row.finished]
     return Grid(
@@ -392,7 +391,7 @@ def _length_table(task: Task, rows: list[Row]) -> Grid:
     )
 
 
-def _by_position(run: Outcome, length: int, trained: int) -> dict[float, float]:
+def _by_position(run: RunResult, length: int, trained: int) -> dict[float, float]:
     """Score by the middle of each part, so that the first has a place on a logarithmic axis too.
 
     Past the trained length as many parts go together as make eight of every doubling: single ones would show the text.
@@ -412,7 +411,7 @@ def _by_position(run: Outcome, length: int, trained: int) -> dict[float, float]:
 # ---- what was learned -----------------------------------------------------------------------------
 
 
-def _learned(out: Path, comparison: Comparison, found: list[Outcome]) -> tuple[Section, list[str]]:
+def _learned(out: Path, comparison: Comparison, found: list[RunResult]) -> tuple[Section, list[str]]:
     reach = min(REACH, comparison.work.preset.length - 1)
     causal = "Causal" in find_task(comparison.work.task).auto
     figures: list[Figure] = []
@@ -519,7 +518,7 @@ def _quantity(key: str) -> str:
     return ", ".join([part.replace("_", " ") for part in place] + [QUANTITIES.get(last, last.replace("_", " "))])
 
 
-def _invariance(comparison: Comparison, found: list[Outcome]) -> Section:
+def _invariance(comparison: Comparison, found: list[RunResult]) -> Section:
     figures: list[Figure] = []
     cells: list[list[Cell]] = []
     for scheme in comparison.schemes:
@@ -564,7 +563,7 @@ def _invariance(comparison: Comparison, found: list[Outcome]) -> Section:
 # ---- what went wrong, and what was run ------------------------------------------------------------
 
 
-def _failures(out: Path, found: list[Outcome]) -> Section:
+def _failures(out: Path, found: list[RunResult]) -> Section:
     failed = [each for each in found if each.state == "failed"]
     if not failed:
         return Section("Failed runs", "", ())
@@ -579,7 +578,7 @@ def _failures(out: Path, found: list[Outcome]) -> Section:
     return Section("Failed runs", "They count in no score above.", (grid,))
 
 
-def _what_was_run(out: Path, comparison: Comparison, task: Task, found: list[Outcome]) -> Section:
+def _what_was_run(out: Path, comparison: Comparison, task: Task, found: list[RunResult]) -> Section:
     work = comparison.work
     settings: list[list[Cell]] = [
         ["command", command(comparison, out.resolve().name)],
@@ -630,7 +629,7 @@ def _what_was_run(out: Path, comparison: Comparison, task: Task, found: list[Out
     return Section("What was run", "", figures)
 
 
-def _described(out: Path, found: list[Outcome]) -> dict[str, list[str]]:
+def _described(out: Path, found: list[RunResult]) -> dict[str, list[str]]:
     """Versions, threads and when, from run.json of all runs; where runs differ, all of what they say."""
     said: dict[str, dict[str, None]] = {}
     began: list[str] = []
@@ -674,7 +673,7 @@ def _from_here(path: str) -> str:
 # ---- in the terminal ------------------------------------------------------------------------------
 
 
-def terminal(comparison: Comparison, rows: list[Row], sentences: list[str], width: int) -> Group:
+def terminal(comparison: Comparison, rows: list[SchemeResult], sentences: list[str], width: int) -> Group:
     """The ranked table and what may be said of it; where it is narrow, the columns that matter least are left out."""
     task = find_task(comparison.work.task)
     longer = _tested_lengths(rows, but=comparison.work.preset.length)
@@ -725,7 +724,7 @@ def _short(value: float | None, shape: str = ".4g") -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:{shape}}".replace("-", "−")
 
 
-def _short_at(row: Row, length: int) -> str:
+def _short_at(row: SchemeResult, length: int) -> str:
     return (
         "cannot" if length in row.refused else _short(row.by_length[length].mean if length in row.by_length else None)
     )
