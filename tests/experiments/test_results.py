@@ -107,7 +107,7 @@ def test_many_without_a_difference_are_one_sentence(tmp_path):
 
 def test_one_seed_has_no_winner(tmp_path):
     found = said(tmp_path, whole(tmp_path, seeds=1))
-    assert found[0] == "One seed: no interval, and no winner. The order may be chance; use --seeds 3 or more."
+    assert found[0] == "One seed: no interval, and no winner. The order may be chance; train 3 seeds or more."
     assert not [
         sentence
         for sentence in found

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from locant.experiments.preset import SCRATCH, preset
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
@@ -19,7 +20,6 @@ import locant
 import locant.report
 from locant.experiments.comparison import open_folder
 from locant.experiments.learned import store_curves, stored_curves
-from locant.experiments.preset import SCRATCH, preset
 from locant.experiments.results import outcomes, sentences
 from locant.report.comparison import comparison_page, write_comparison_page
 from locant.report.comparison.terminal import terminal_table

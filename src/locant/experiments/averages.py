@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from locant.experiments.results import Outcome
+from locant.experiments.results import RunResult
 from locant.experiments.statistics import estimate
 
 PARTS = 8
@@ -46,13 +46,13 @@ def average(runs: Sequence[Mapping[float, float]], *, interval: bool = False) ->
     return Average(places, mean, low if several else None, high if several else None)
 
 
-def averaged_runs(found: list[Outcome], scheme: str) -> list[Outcome]:
+def averaged_runs(found: list[RunResult], scheme: str) -> list[RunResult]:
     """Returns the finished runs of a scheme, or where none has finished, those with at least one logged step."""
     own = [each for each in found if each.run.scheme == scheme]
     return [each for each in own if each.state == "done"] or [each for each in own if each.steps]
 
 
-def by_step(run: Outcome, key: str) -> dict[float, float]:
+def by_step(run: RunResult, key: str) -> dict[float, float]:
     """Returns step -> logged value."""
     return {row["step"]: float(row[key]) for row in run.steps if key in row}
 
@@ -62,7 +62,7 @@ def minus(run: Mapping[float, float], baseline: Mapping[float, float]) -> dict[f
     return {x: value - baseline[x] for x, value in run.items() if x in baseline}
 
 
-def by_length(run: Outcome, metric: str) -> dict[float, float]:
+def by_length(run: RunResult, metric: str) -> dict[float, float]:
     """Returns length -> test score, for the lengths that the scheme can read."""
     return {row["length"]: row["values"][metric] for row in run.tests if metric in row["values"]}
 
@@ -72,12 +72,12 @@ def minus_trained(scores: Mapping[float, float], trained: int) -> dict[float, fl
     return {length: score - scores[trained] for length, score in scores.items()}
 
 
-def longest_read(run: Outcome) -> int | None:
+def longest_read(run: RunResult) -> int | None:
     """Returns the largest tested length with a score for each position; None if there is none."""
     return max((row["length"] for row in run.tests if row["by_position"]), default=None)
 
 
-def by_position(run: Outcome, length: int, trained: int) -> dict[float, float]:
+def by_position(run: RunResult, length: int, trained: int) -> dict[float, float]:
     """Returns middle of a part -> score there, in inputs of one length.
 
     Middles also have a place on a logarithmic axis, where the start of the first part has none. Beyond the trained

@@ -10,14 +10,15 @@ from typing import Any
 
 from locant.experiments.comparison import Comparison, where
 from locant.experiments.learned import UNREADABLE, Learned, curves_of, stored_curves
-from locant.experiments.run import Run, quiet
+from locant.experiments.run import quiet
 from locant.experiments.statistics import Difference, Estimate, difference, estimate
-from locant.experiments.tasks import task as find_task
+from locant.experiments.tasks import find_task
+from locant.experiments.work import Run
 from locant.runs import files, run_folder
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """One run and its results so far."""
 
     run: Run
@@ -40,7 +41,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Row:
+class SchemeResult:
     """One scheme in the ranked table, over its seeds."""
 
     scheme: str
@@ -58,7 +59,7 @@ class Row:
     scores: dict[int, float]  # seed -> score, of finished runs
 
 
-def outcome(out: Path, run: Run) -> Outcome:
+def outcome(out: Path, run: Run) -> RunResult:
     """Returns one run of a comparison as its folder is now."""
     here = where(out, run)
     state = run_folder.state(here)  # read before the metrics: those of a finished run are complete
@@ -73,15 +74,15 @@ def outcome(out: Path, run: Run) -> Outcome:
     for line in lines:
         by_kind[line["kind"]].append(line)
     cost = by_kind["cost"][-1] if by_kind["cost"] else {}
-    return Outcome(run, state, reason, by_kind["step"], by_kind["test"], cost)
+    return RunResult(run, state, reason, by_kind["step"], by_kind["test"], cost)
 
 
-def outcomes(out: Path, comparison: Comparison) -> list[Outcome]:
+def outcomes(out: Path, comparison: Comparison) -> list[RunResult]:
     """Returns all runs of a comparison, finished or not."""
     return [outcome(out, run) for run in comparison.runs()]
 
 
-def table(comparison: Comparison, found: list[Outcome]) -> list[Row]:
+def table(comparison: Comparison, found: list[RunResult]) -> list[SchemeResult]:
     """Returns one row per scheme: best first, schemes without a finished run last."""
     task = find_task(comparison.work.task)
     baseline = comparison.schemes[0]
@@ -106,7 +107,7 @@ def table(comparison: Comparison, found: list[Outcome]) -> list[Row]:
         if scheme != baseline:
             against = difference(scores[scheme], scores[baseline], higher_is_better=task.higher_is_better)
         rows.append(
-            Row(
+            SchemeResult(
                 scheme, scheme == baseline, estimate(list(scores[scheme].values())), against,
                 {length: estimate(values) for length, values in by_length.items() if values}, refused,
                 done[0].cost["scheme_parameters"] if done else None,
@@ -117,7 +118,7 @@ def table(comparison: Comparison, found: list[Outcome]) -> list[Row]:
             )
         )  # fmt: skip
 
-    def rank(row: Row) -> float:
+    def rank(row: SchemeResult) -> float:
         if math.isnan(row.score.mean):
             return math.inf
         return -row.score.mean if task.higher_is_better else row.score.mean
@@ -125,12 +126,12 @@ def table(comparison: Comparison, found: list[Outcome]) -> list[Row]:
     return sorted(rows, key=rank)
 
 
-def gaps(row: Row, baseline: Row) -> list[float]:
+def gaps(row: SchemeResult, baseline: SchemeResult) -> list[float]:
     """Returns the score of a scheme minus that of the baseline, for each seed that both have."""
     return [row.scores[seed] - baseline.scores[seed] for seed in sorted(row.scores.keys() & baseline.scores.keys())]
 
 
-def learned_curves(out: Path, found: Outcome) -> Learned:
+def learned_curves(out: Path, found: RunResult) -> Learned:
     """Returns the curves of a finished run: those in its folder, or for a folder without them, those of its model."""
     here = where(out, found.run)
     stored = stored_curves(here)
@@ -151,7 +152,7 @@ def _curves_of_model(here: Path, written: int, length: int) -> Learned:
         return Learned(problem=str(problem).splitlines()[0])
 
 
-def described(out: Path, found: list[Outcome]) -> dict[str, list[str]]:
+def described(out: Path, found: list[RunResult]) -> dict[str, list[str]]:
     """Returns versions, processes and starting times from the run.json of all runs; runs that differ are all listed."""
     values: dict[str, dict[str, None]] = {}
     began: list[str] = []
@@ -174,7 +175,7 @@ def _mean(values: list[float]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def sentences(comparison: Comparison, rows: list[Row]) -> list[str]:
+def sentences(comparison: Comparison, rows: list[SchemeResult]) -> list[str]:
     """Returns the conclusions that the seeds support: the order, the baseline, longer inputs, missing runs."""
     if not any(row.finished for row in rows):
         return ["No run has finished yet.", *_missing(comparison, rows)]
@@ -186,13 +187,13 @@ def sentences(comparison: Comparison, rows: list[Row]) -> list[str]:
     ]
 
 
-def _order(comparison: Comparison, rows: list[Row]) -> list[str]:
+def _order(comparison: Comparison, rows: list[SchemeResult]) -> list[str]:
     task = find_task(comparison.work.task)
     few = [row.scheme for row in rows if row.score.count == 1]
     if all(row.score.count < 2 for row in rows):
         if len(comparison.seeds) > 1 and _ended(rows) < sum(row.wanted for row in rows):
             return ["One seed so far: no interval yet, and no winner. The order may be chance."]
-        return ["One seed: no interval, and no winner. The order may be chance; use --seeds 3 or more."]
+        return ["One seed: no interval, and no winner. The order may be chance; train 3 seeds or more."]
     sentences = []
     ranked = [row for row in rows if math.isfinite(row.score.mean)]
     if len(ranked) > 1:
@@ -208,7 +209,7 @@ def _order(comparison: Comparison, rows: list[Row]) -> list[str]:
     return sentences
 
 
-def _against_baseline(comparison: Comparison, rows: list[Row]) -> list[str]:
+def _against_baseline(comparison: Comparison, rows: list[SchemeResult]) -> list[str]:
     task = find_task(comparison.work.task)
     baseline = comparison.schemes[0]
     judged = {
@@ -238,7 +239,7 @@ def _against_baseline(comparison: Comparison, rows: list[Row]) -> list[str]:
     return sentences
 
 
-def _longer(comparison: Comparison, rows: list[Row]) -> list[str]:
+def _longer(comparison: Comparison, rows: list[SchemeResult]) -> list[str]:
     task, trained = find_task(comparison.work.task), comparison.work.preset.length
     longest = max((length for row in rows for length in (*row.by_length, *row.refused)), default=trained)
     if longest <= trained:
@@ -260,7 +261,7 @@ def _longer(comparison: Comparison, rows: list[Row]) -> list[str]:
     return sentences
 
 
-def _missing(comparison: Comparison, rows: list[Row]) -> list[str]:
+def _missing(comparison: Comparison, rows: list[SchemeResult]) -> list[str]:
     sentences = []
     ended, wanted = _ended(rows), sum(row.wanted for row in rows)
     if ended < wanted:
@@ -272,7 +273,7 @@ def _missing(comparison: Comparison, rows: list[Row]) -> list[str]:
     return sentences
 
 
-def _ended(rows: list[Row]) -> int:
+def _ended(rows: list[SchemeResult]) -> int:
     return sum(row.finished + len(row.failed) for row in rows)
 
 

@@ -1,4 +1,7 @@
-"""Statistics over seeds: means with intervals, and differences to a baseline, paired by seed."""
+"""Means with intervals over seeds, and differences to a baseline, paired by seed.
+
+The rule for "no difference shown" is in `difference`.
+"""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from locant.experiments import results
 from locant.experiments.comparison import Comparison, open_folder
-from locant.experiments.results import Outcome
-from locant.experiments.tasks import Task
-from locant.experiments.tasks import task as find_task
+from locant.experiments.results import RunResult
+from locant.experiments.tasks import Task, find_task
 from locant.report.comparison.cells import STATES, direction
 from locant.report.comparison.failures import failures_section
 from locant.report.comparison.invariance import invariance_section
@@ -68,7 +67,7 @@ def _model_name(comparison: Comparison) -> str:
     return f"Training starts from {Path(work.model).name}"
 
 
-def _facts(comparison: Comparison, task: Task, found: list[Outcome]) -> dict[str, str]:
+def _facts(comparison: Comparison, task: Task, found: list[RunResult]) -> dict[str, str]:
     work, count = comparison.work, {state: sum(each.state == state for each in found) for state in STATES}
     runs = ", ".join(f"{number} {STATES[state]}" for state, number in count.items() if number)
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from locant.experiments.results import Row
+from locant.experiments.results import SchemeResult
 from locant.experiments.tasks import Task
 
 STATES = {"done": "finished", "failed": "failed", "begun": "under way", "new": "to come"}
@@ -16,12 +16,12 @@ def direction(task: Task) -> str:
     return "higher is better" if task.higher_is_better else "lower is better"
 
 
-def tested_lengths(rows: Sequence[Row], but: int) -> list[int]:
+def tested_lengths(rows: Sequence[SchemeResult], but: int) -> list[int]:
     """Returns all lengths that any scheme was tested at, except `but`."""
     return sorted({length for row in rows for length in (*row.by_length, *row.refused)} - {but})
 
 
-def in_words(row: Row) -> str:
+def in_words(row: SchemeResult) -> str:
     """Returns the comparison of a scheme with the baseline, in a few words."""
     if row.baseline:
         return "baseline"
@@ -30,7 +30,7 @@ def in_words(row: Row) -> str:
     return row.against.verdict
 
 
-def runs_of(row: Row) -> str:
+def runs_of(row: SchemeResult) -> str:
     """Returns the number of finished and failed runs of a scheme."""
     failed = f", {len(row.failed)} failed" if row.failed else ""
     return f"{row.finished} of {row.wanted}{failed}"
@@ -45,6 +45,6 @@ def between(low: float | None, high: float | None, *, plus: bool = False) -> str
     return f"{low:{sign}.{digits}g} … {high:{sign}.{digits}g}".replace("-", "−")
 
 
-def difference_interval(row: Row) -> str:
+def difference_interval(row: SchemeResult) -> str:
     """Returns the interval of the difference to the baseline; empty for the baseline itself."""
     return "" if row.against is None else between(row.against.estimate.low, row.against.estimate.high, plus=True)

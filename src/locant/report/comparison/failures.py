@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from locant.experiments.results import Outcome
+from locant.experiments.results import RunResult
 from locant.report.figures import Cell, Grid
 from locant.report.page import Section
 
 
-def failures_section(found: list[Outcome]) -> Section:
+def failures_section(found: list[RunResult]) -> Section:
     """Returns the section on failed runs; it is empty where none failed."""
     failed = [each for each in found if each.state == "failed"]
     if not failed:

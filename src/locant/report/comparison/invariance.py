@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from locant.experiments.averages import average, averaged_runs, by_step
 from locant.experiments.comparison import Comparison
-from locant.experiments.results import Outcome
+from locant.experiments.results import RunResult
 from locant.report.comparison.lines import lines, seeds_note
 from locant.report.figures import Cell, Figure, Grid, Lines, Number, Series
 from locant.report.page import Section
@@ -12,7 +12,7 @@ from locant.report.page import Section
 QUANTITIES = {"gram": "E Eᵀ", "off_diagonal": "E Eᵀ, i ≠ j", "cosine": "cosine"}
 
 
-def invariance_section(comparison: Comparison, found: list[Outcome]) -> Section:
+def invariance_section(comparison: Comparison, found: list[RunResult]) -> Section:
     """Returns the section on schemes that have a table of absolute positions."""
     figures: list[Figure] = []
     cells: list[list[Cell]] = []
@@ -36,7 +36,7 @@ def invariance_section(comparison: Comparison, found: list[Outcome]) -> Section:
     return Section("Translation invariance", intro, tuple(figures))
 
 
-def _lines(runs: list[Outcome]) -> tuple[Series, ...]:
+def _lines(runs: list[RunResult]) -> tuple[Series, ...]:
     keys = dict.fromkeys(key for run in runs for row in run.steps for key in row if key.startswith("invariance/"))
     return lines((_quantity(key), at, average([by_step(run, key) for run in runs])) for at, key in enumerate(keys))
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from locant.analysis.curve import WHAT, Curve
 from locant.experiments.learned import Learned
-from locant.experiments.results import Outcome
+from locant.experiments.results import RunResult
 from locant.experiments.tasks import Task
 from locant.report.figures import Figure, Lines, Series, Small, shortened
 from locant.report.page import Section
 
-First = list[tuple[Outcome, Learned]]
+First = list[tuple[RunResult, Learned]]
 """The first finished run of each scheme, and its curves."""
 
 
@@ -35,7 +35,7 @@ def learned_notices(learned: First) -> list[str]:
     return [f"What {run.run.scheme} learned is not shown: {its.problem}" for run, its in learned if its.problem]
 
 
-def _figures(run: Outcome, learned: Learned, causal: bool) -> list[Figure]:
+def _figures(run: RunResult, learned: Learned, causal: bool) -> list[Figure]:
     seed = "" if run.run.seed == 0 else f", seed {run.run.seed}"
     figures: list[Figure] = []
     for what in dict.fromkeys(curve.what for _, curve in learned.curves):

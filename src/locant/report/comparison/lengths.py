@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 from locant.experiments.averages import average, by_length, by_position, longest_read, minus_trained
 from locant.experiments.comparison import Comparison
-from locant.experiments.results import Outcome, Row
+from locant.experiments.results import RunResult, SchemeResult
 from locant.experiments.tasks import Task
 from locant.report.comparison.cells import direction, tested_lengths
 from locant.report.comparison.lines import lines, seeds_note
 from locant.report.figures import Cell, Figure, Grid, Lines
 from locant.report.page import Section
 
-Runs = Mapping[str, list[Outcome]]
+Runs = Mapping[str, list[RunResult]]
 
 
-def lengths_section(comparison: Comparison, task: Task, found: list[Outcome], rows: list[Row]) -> Section:
+def lengths_section(comparison: Comparison, task: Task, found: list[RunResult], rows: list[SchemeResult]) -> Section:
     """Returns the section on inputs of other lengths; without those, on positions within the input."""
     trained = comparison.work.preset.length
     done = {
@@ -75,7 +75,7 @@ def _by_length(task: Task, trained: int, done: Runs) -> list[Figure]:
     return figures
 
 
-def _table(task: Task, rows: list[Row]) -> Grid:
+def _table(task: Task, rows: list[SchemeResult]) -> Grid:
     lengths = tested_lengths(rows, but=0)
     cells: list[list[Cell]] = [[row.scheme, *(_at(row, length) for length in lengths)] for row in rows if row.finished]
     return Grid(
@@ -87,7 +87,7 @@ def _table(task: Task, rows: list[Row]) -> Grid:
     )
 
 
-def _at(row: Row, length: int) -> Cell:
+def _at(row: SchemeResult, length: int) -> Cell:
     if length in row.refused:
         return f"cannot: {row.refused[length]}"
     return row.by_length[length].mean if length in row.by_length else None

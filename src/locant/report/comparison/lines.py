@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from locant.experiments.averages import Average, averaged_runs
 from locant.experiments.comparison import Comparison
-from locant.experiments.results import Outcome
+from locant.experiments.results import RunResult
 from locant.report.figures import Series, shortened
 
 
@@ -23,7 +23,7 @@ def _line(name: str, colour: int, average: Average) -> Series:
     return Series(name, average.x, mean or [], low, high, colour=colour)
 
 
-def seeds_note(comparison: Comparison, found: list[Outcome]) -> str:
+def seeds_note(comparison: Comparison, found: list[RunResult]) -> str:
     """Returns the part of a note that names the line and the band."""
     several = any(len(averaged_runs(found, scheme)) > 1 for scheme in comparison.schemes)
     return ", mean over seeds; the band goes from the lowest seed to the highest" if several else ", one seed"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from locant.experiments.comparison import Comparison
-from locant.experiments.results import Row, gaps
+from locant.experiments.results import SchemeResult, gaps
 from locant.experiments.tasks import Task
 from locant.report.comparison.cells import between, difference_interval, direction, in_words, runs_of
 from locant.report.figures import Cell, Figure, Grid, Interval, Intervals
 from locant.report.page import Section
 
 
-def ranking_section(comparison: Comparison, task: Task, rows: list[Row]) -> Section:
+def ranking_section(comparison: Comparison, task: Task, rows: list[SchemeResult]) -> Section:
     """Returns the section with the ranking at the trained length."""
     figures: list[Figure] = [_table(comparison, task, rows)]
     baseline = next(row for row in rows if row.baseline)
@@ -36,7 +36,7 @@ def ranking_section(comparison: Comparison, task: Task, rows: list[Row]) -> Sect
     return Section("Which is best", intro, tuple(figures))
 
 
-def _table(comparison: Comparison, task: Task, rows: list[Row]) -> Grid:
+def _table(comparison: Comparison, task: Task, rows: list[SchemeResult]) -> Grid:
     header = ("scheme", task.metric, "95 % interval", f"minus {comparison.schemes[0]}", "its interval", "in words",
               "parameters", "s/step", "MB", "runs")  # fmt: skip
     cells: list[list[Cell]] = [

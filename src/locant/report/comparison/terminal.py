@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from locant.experiments.comparison import Comparison
-from locant.experiments.results import Row
-from locant.experiments.tasks import task as find_task
+from locant.experiments.results import SchemeResult
+from locant.experiments.tasks import find_task
 from locant.report.comparison.cells import between, difference_interval, in_words, runs_of, tested_lengths
 
 
-def terminal_table(comparison: Comparison, rows: list[Row], sentences: list[str], width: int) -> Group:
+def terminal_table(comparison: Comparison, rows: list[SchemeResult], sentences: list[str], width: int) -> Group:
     """Returns the ranked table and the sentences on it; a narrow terminal lacks the least important columns."""
     metric = find_task(comparison.work.task).metric
     longer = tested_lengths(rows, but=comparison.work.preset.length)
@@ -65,7 +65,7 @@ def _short(value: float | None, shape: str = ".4g") -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:{shape}}".replace("-", "−")
 
 
-def _short_at(row: Row, length: int) -> str:
+def _short_at(row: SchemeResult, length: int) -> str:
     if length in row.refused:
         return "cannot"
     return _short(row.by_length[length].mean if length in row.by_length else None)

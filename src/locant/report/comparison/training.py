@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from locant.experiments.averages import average, averaged_runs, by_step, minus
 from locant.experiments.comparison import Comparison
-from locant.experiments.results import Outcome
+from locant.experiments.results import RunResult
 from locant.report.comparison.lines import lines, seeds_note
 from locant.report.figures import Figure, Lines
 from locant.report.page import Section
 
 
-def training_section(comparison: Comparison, found: list[Outcome]) -> Section:
+def training_section(comparison: Comparison, found: list[RunResult]) -> Section:
     """Returns the section on the training loss."""
     logged = {
         scheme: {run.run.seed: by_step(run, "loss") for run in averaged_runs(found, scheme)}

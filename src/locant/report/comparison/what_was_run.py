@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from locant.experiments.comparison import Comparison
-from locant.experiments.results import Outcome, described
-from locant.experiments.tasks import Task
-from locant.experiments.tasks import task as find_task
+from locant.experiments.results import RunResult, described
+from locant.experiments.tasks import Task, find_task
 from locant.report.comparison.cells import STATES
 from locant.report.figures import Cell, Grid
 from locant.report.page import Section
 
 
-def what_was_run_section(out: Path, comparison: Comparison, task: Task, found: list[Outcome]) -> Section:
+def what_was_run_section(out: Path, comparison: Comparison, task: Task, found: list[RunResult]) -> Section:
     """Returns the section with all runs and settings."""
     return Section("What was run", "", (_runs(task, found), _settings(out, comparison, task, found)))
 
 
-def _runs(task: Task, found: list[Outcome]) -> Grid:
+def _runs(task: Task, found: list[RunResult]) -> Grid:
     lengths = sorted({row["length"] for each in found for row in each.tests})
     header = ["scheme", "seed", "state", "step", *(f"{task.metric} at {length:,}" for length in lengths), "s/step",
               "MB", "parameters", "of the scheme", "s before", "s training", "s test"]  # fmt: skip
@@ -48,7 +47,7 @@ def _runs(task: Task, found: list[Outcome]) -> Grid:
     return Grid("Every run", note, header, cells)
 
 
-def _settings(out: Path, comparison: Comparison, task: Task, found: list[Outcome]) -> Grid:
+def _settings(out: Path, comparison: Comparison, task: Task, found: list[RunResult]) -> Grid:
     work = comparison.work
     settings: list[list[Cell]] = [
         ["command", command(comparison, out.resolve().name)],
