@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from locant.experiments.preset import SCRATCH, preset
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
@@ -20,6 +19,7 @@ import locant
 import locant.report
 from locant.experiments.comparison import open_folder
 from locant.experiments.learned import store_curves, stored_curves
+from locant.experiments.presets import SCRATCH, find_preset
 from locant.experiments.results import outcomes, sentences
 from locant.report.comparison import comparison_page, write_comparison_page
 from locant.report.comparison.terminal import terminal_table
@@ -242,7 +242,7 @@ def test_the_command_names_what_was_changed_in_the_preset(tmp_path):
     assert "--data '/some where/text.txt' --model llama" in made
     (text,) = re.findall(r"--preset (\S+)", made)
     assert text == "quick:length=32,rate=0.0005"
-    assert preset(text, SCRATCH) == open_folder(tmp_path).work.preset
+    assert find_preset(text, SCRATCH) == open_folder(tmp_path).work.preset
 
 
 def test_strange_names_stay_text(tmp_path):
