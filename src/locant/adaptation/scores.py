@@ -19,7 +19,7 @@ from torch import Tensor
 from locant.adaptation.agreement import Tokens, agreement_for, pooled, says_tokens
 from locant.adaptation.distil import to
 from locant.adaptation.sample import Sampler, is_causal, longest, padded, pieces
-from locant.experiments.tasks.glue import Glue
+from locant.runs.glue_files import read_dev
 from locant.runs.text_source import read
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Stsb:
     """STS-B without training: the cosine of two sentences against what people said."""
 
     def __init__(self, where: str) -> None:
-        self.part = Glue("STS-B").dev(where)
+        self.part = read_dev("STS-B", where)
         if len(self.part.labels) < 3:
             raise ValueError(f"STS-B in {where} has {len(self.part.labels)} pairs: a correlation needs at least 3")
 
