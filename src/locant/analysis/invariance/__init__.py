@@ -54,9 +54,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports what needs transformers when it is used: it is an optional dependency, and slow to import."""
-    if name not in __all__:
+    if name == "InvarianceCallback":  # with the Trainer, the slowest part of transformers
+        from locant.analysis.invariance import callback
+
+        return callback.InvarianceCallback
+    if name not in ("InvarianceRow", "Row", "Stack", "of_model", "stacks"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from locant.analysis.invariance import callback, models, stack
+    from locant.analysis.invariance import models, stack
 
     name = "InvarianceRow" if name == "Row" else name  # its earlier name
-    return next(getattr(module, name) for module in (callback, models, stack) if hasattr(module, name))
+    return getattr(stack if name in ("Stack", "stacks") else models, name)
