@@ -210,9 +210,9 @@ def _check_model(name: str) -> None:
 
 
 def _read(path: Path) -> str:
-    from locant.analysis.text import read_text
+    from locant.runs import text_source
 
-    words = read_text(path)
+    words = text_source.read(path)
     if not words.strip():
         raise ValueError(f"{path} is empty")
     return words

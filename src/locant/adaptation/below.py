@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from locant.analysis.steps import layer_names
+from locant.analysis.layout import layer_names
 from locant.hf.call import AttentionCall
 from locant.hf.listening import observing
 from locant.hf.swapping import native_as_schemes
