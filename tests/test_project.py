@@ -14,7 +14,11 @@ HEAVY = ["transformers", "datasets", "matplotlib", "plotext", "typer", "rich", "
 
 
 def test_importing_locant_loads_torch_and_nothing_heavier():
-    code = f"import locant, sys; print([m for m in {HEAVY} if m in sys.modules], 'torch' in sys.modules)"
+    code = (
+        f"import locant, sys; print([m for m in {HEAVY} if m in sys.modules], 'torch' in sys.modules)\n"
+        "from locant.analysis import behaviour, curve, invariance, properties, speed, text, variance\n"
+        "assert 'transformers' not in sys.modules, 'analyses of schemes, tables and theory need torch alone'"
+    )
     # Torch itself imports whatever is installed of a few of these; what matters is what locant adds to it.
     torch_alone = f"import torch, sys; print([m for m in {HEAVY} if m in sys.modules], True)"
     ours, theirs = (
