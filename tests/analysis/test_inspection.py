@@ -1,4 +1,4 @@
-"""`locant inspect`: from a folder to a page, with what cannot be made said plainly."""
+"""`locant inspect`: from a folder to a page, with a notice for every part that does not apply."""
 
 import json
 import math
@@ -127,7 +127,7 @@ def test_other_schemes_have_no_kernels():
     assert not found.kernels
 
 
-def test_what_cannot_be_made_is_said_and_the_rest_is_there():
+def test_a_part_that_fails_has_a_notice_and_the_others_are_there():
     model = locant.swap(hf_models.make("bert"), "nope")
     found = inspected(model)
     assert found.layers
@@ -135,15 +135,15 @@ def test_what_cannot_be_made_is_said_and_the_rest_is_there():
     broken.encoder.layer[0].attention.self.query.weight.data.fill_(float("nan"))
     broken.encoder.layer[0].output.dense.weight.data.fill_(float("nan"))  # some CPU kernels hide a NaN in a query
     found = inspected(broken)
-    assert any("not finite" in notice for notice in found.notices)
-    said = "the outputs of the model hold NaN or infinity: there is nothing to measure"
-    assert f"moved positions, shuffled words, share of position, longer inputs: {said}" in found.notices
+    assert any(notice.startswith("attention by distance: the attention logits contain NaN") for notice in found.notices)
+    reason = "the outputs of the model contain NaN or infinity; check its weights"
+    assert f"moved positions, shuffled words, share of position, longer inputs: {reason}" in found.notices
     assert found.invariances  # the table needs no forward pass
     assert inspection_page(found).notices
 
 
 def test_a_model_that_does_not_go_through_the_seam():
-    """Bloom's attention cannot be listened to; its hidden states can."""
+    """Bloom's attention cannot be observed; its hidden states can."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4}
     found = inspected(AutoModel.from_config(AutoConfig.for_model("bloom", **sizes)).eval())
@@ -152,7 +152,7 @@ def test_a_model_that_does_not_go_through_the_seam():
     assert found.lengths
     assert found.variances is not None
     notice, twin = found.notices
-    assert twin.startswith("bidirectional twin")  # its ALiBi wants masks of two dimensions
+    assert twin.startswith("bidirectional twin")  # its ALiBi needs masks of two dimensions
     assert notice.startswith("positions, translation invariance, curves of the scheme, attention by distance, moved")
     assert "bloom" in notice
 
@@ -198,14 +198,14 @@ def run(*words):
     return done.exit_code, " ".join(done.output.split())
 
 
-def test_what_would_fail_at_the_end_is_said_at_the_beginning(folder, tmp_path, monkeypatch):
+def test_errors_come_before_the_model_is_opened(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("locant.cli.models.load", lambda *_, **__: pytest.fail("a model was opened"))
     (tmp_path / "file").write_text("")
     (tmp_path / "page-csv").write_text("")
     (tmp_path / "bare").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
-    for words, said in (
+    for words, error in (
         ([folder, "-o", tmp_path / "file" / "page"], "file is not a folder"),
         ([folder, "-o", tmp_path / "page"], "and a file has that name"),
         ([folder, "--compare", tmp_path / "nowhere"], f"there is no folder {tmp_path / 'nowhere'}"),
@@ -217,7 +217,7 @@ def test_what_would_fail_at_the_end_is_said_at_the_beginning(folder, tmp_path, m
     ):
         code, output = run(*words)
         assert code == 2
-        assert said in output
+        assert error in output
         assert output.count("error:") == 1
         assert len(output) < 400
     assert not (tmp_path / "page.html").exists()
@@ -283,5 +283,5 @@ def test_models_of_few_positions(kind, changes):
 
 def test_one_head_is_not_one_heads():
     found = inspected(hf_models.make("gpt2", n_head=1, n_layer=1))
-    (sentence,) = (said for said in verdict(found) if "head" in said)
+    (sentence,) = (each for each in verdict(found) if "head" in each)
     assert sentence.startswith("Its one head is ")

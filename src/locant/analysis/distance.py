@@ -86,17 +86,17 @@ class _LogitSums:
     def __init__(self) -> None:
         self.count = 0
         self.logit = self.square = self.weight = self.entropy = torch.zeros(())
-        self.seen = torch.zeros(())
+        self.visible = torch.zeros(())
         self.r = torch.zeros(())
 
     def add(self, request: Request) -> None:
         """Adds one sequence."""
         logit = eager.logits(request).double()
-        visible = request.visible()
-        seen = torch.ones_like(logit, dtype=torch.bool) if visible is None else visible.expand_as(logit)
-        weight = logit.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
-        counts = seen.sum(-1, keepdim=True).clamp(min=1)
-        logit = (logit - (logit * seen).sum(-1, keepdim=True) / counts) * seen
+        mask = request.visible()
+        visible = torch.ones_like(logit, dtype=torch.bool) if mask is None else mask.expand_as(logit)
+        weight = logit.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
+        counts = visible.sum(-1, keepdim=True).clamp(min=1)
+        logit = (logit - (logit * visible).sum(-1, keepdim=True) / counts) * visible
         if not logit.isfinite().all():
             raise ValueError("the attention logits contain NaN or infinity; check the weights of the model")
         entropy = -torch.xlogy(weight, weight).sum(-1) / counts.squeeze(-1).double().log().clamp(min=1e-9)
@@ -104,39 +104,39 @@ class _LogitSums:
         self.entropy = self.entropy + (entropy * many).sum(-1)[0] / many.sum(-1).clamp(min=1)[0]
         self.logit, self.square = self.logit + logit[0], self.square + logit[0].square()
         self.weight = self.weight + weight[0]
-        self.seen, self.count = seen[0], self.count + 1
+        self.visible, self.count = visible[0], self.count + 1
         self.r = (request.k_pos[:, None, :] - request.q_pos[:, :, None])[0]
 
     def layer(self, number: int, name: str) -> Layer:
         """Returns the means over the sequences added so far."""
-        n, seen = self.count, self.seen
+        n, visible = self.count, self.visible
         mean, square, weight = self.logit / n, self.square / n, self.weight / n
         total = square.sum((1, 2))
         # mean_b ℓ still contains 1/B of the content's variance
         content = (square - mean.square()).sum((1, 2)) * n / (n - 1)
         positional = ((mean.square().sum((1, 2)) - content / n) / total.clamp(min=1e-30)).clamp(0, 1)
         offsets, column = self.r.unique(return_inverse=True)
-        by_logit, by_weight = (_by_column(x, column, seen, len(offsets)) for x in (mean, weight))
+        by_logit, by_weight = (_by_column(x, column, visible, len(offsets)) for x in (mean, weight))
         heads = tuple(
-            describe(weight[h], seen[h], self.r, layer=number, head=h + 1, entropy=float(self.entropy[h] / n),
+            describe(weight[h], visible[h], self.r, layer=number, head=h + 1, entropy=float(self.entropy[h] / n),
                      positional=float(positional[h]))
             for h in range(weight.shape[0])
         )  # fmt: skip
-        hidden = mean.masked_fill(~seen, torch.nan)
+        hidden = mean.masked_fill(~visible, torch.nan)
         return Layer(name, offsets, by_logit.float(), by_weight.float(), hidden.float(), weight.float(), heads)
 
 
-def _by_column(x: Tensor, column: Tensor, seen: Tensor, n: int) -> Tensor:
+def _by_column(x: Tensor, column: Tensor, visible: Tensor, n: int) -> Tensor:
     """[H, n]: the mean of x [H, L, L] over the visible pairs of each offset; NaN where there is none."""
     flat = column.flatten().expand(x.shape[0], -1)
-    counts = x.new_zeros(x.shape[0], n).scatter_add(1, flat, seen.flatten(1).to(x.dtype))
-    return torch.zeros_like(counts).scatter_add(1, flat, (x * seen).flatten(1)) / counts.masked_fill(
+    counts = x.new_zeros(x.shape[0], n).scatter_add(1, flat, visible.flatten(1).to(x.dtype))
+    return torch.zeros_like(counts).scatter_add(1, flat, (x * visible).flatten(1)) / counts.masked_fill(
         counts == 0, torch.nan
     )
 
 
 def describe(
-    weight: Tensor, seen: Tensor, r: Tensor, *, layer: int, head: int, entropy: float, positional: float
+    weight: Tensor, visible: Tensor, r: Tensor, *, layer: int, head: int, entropy: float, positional: float
 ) -> Head:
     """Returns the label of a head, from its mean weights, the visible pairs and their offsets, all [L, L].
 
@@ -146,15 +146,15 @@ def describe(
     diffuse                                    the entropy is above 0.9 of that of equal weights
     mixed                                      none of these
     """
-    rows = seen.sum(-1) >= 4
-    weight, seen, r = weight[rows], seen[rows], r[rows]
+    rows = visible.sum(-1) >= 4
+    weight, visible, r = weight[rows], visible[rows], r[rows]
 
     def at(offset: int) -> float:
-        there = (r == offset) & seen
+        there = (r == offset) & visible
         return float((weight * there).sum() / there.any(-1).sum().clamp(min=1))
 
     first = float(weight[:, 0].mean())
-    equal = seen / seen.sum(-1, keepdim=True)
+    equal = visible / visible.sum(-1, keepdim=True)
     width, usual = _width(weight, r), _width(equal, r)
     numbers = {"previous": at(-1), "itself": at(0), "next": at(1), "first": first}
     names = {"previous": "previous token", "itself": "itself", "next": "next token", "first": "first-token sink"}

@@ -30,7 +30,7 @@ class Positions(NamedTuple):
     q: Tensor | None  # [B or 1, Lq]
     k: Tensor | None  # [B or 1, Lk]: cached keys, then q
     past: int = 0
-    weights: bool = False  # the caller wants the attention weights; not every model passes that on
+    weights: bool = False  # the caller requests the attention weights; not every model passes that on
 
     def of_queries(self, length: int, device: torch.device) -> Tensor:
         """Returns the positions of the queries, [B or 1, length]."""
@@ -67,7 +67,7 @@ class AttentionCall:
     def is_plain(self) -> bool:
         """Whether positions play no part, so that transformers' own attention computes the same.
 
-        NoPE is plain attention, except for packed sequences: positions tell them apart.
+        NoPE is plain attention, except for packed sequences, which only positions separate.
         """
         if self.scheme is None:
             return True

@@ -28,7 +28,7 @@ def r2_of(matrix: Tensor) -> Tensor:
     matrix = matrix - matrix.mean((-2, -1), keepdim=True)
     n = matrix.shape[-1]
     count = n - (torch.arange(2 * n - 1, device=matrix.device) - n + 1).abs()
-    explained = (_diagonals(matrix).sum(-2).square() / count).sum(-1)  # Σ(m_r − m)²: total minus what is left
+    explained = (_diagonals(matrix).sum(-2).square() / count).sum(-1)  # Σ(m_r − m)² = total − residual
     total = matrix.square().sum((-2, -1))
     constant = total <= (n * rounding).square()
     share: Tensor = explained / total.masked_fill(constant, 1.0)

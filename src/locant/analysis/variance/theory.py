@@ -97,12 +97,12 @@ def predict(
         found = {INPUT: c.diagonal()}
         rho = _normed(c, epsilon)
         size = rho.diagonal()
-        seen = _mean_over_seen(size, causal)
+        visible = _mean_over_visible(size, causal)
         found |= {NORM: size, QUERY: d * s.query**2 * size, KEY: d * s.key**2 * size, VALUE: d * s.value**2 * size}
         mixed, found[WEIGHTS] = _attention(rho, spread, d, d // heads, causal)
         added = d**2 * s.value**2 * s.output**2 * mixed
         c = c + added
-        found |= {LOGITS: spread * size * seen, ATTENTION: added.diagonal(), RESIDUAL: c.diagonal()}
+        found |= {LOGITS: spread * size * visible, ATTENTION: added.diagonal(), RESIDUAL: c.diagonal()}
         if feed_forward is not None:
             more = _feed_forward(_normed(c, epsilon), d, feed_forward)
             c = c + more
@@ -122,13 +122,13 @@ def _check_sizes(d: int, heads: int, length: int, layers: int) -> None:
 def _plain(
     d: int, s: Sigmas, length: int, layers: int, causal: bool, feed_forward: FeedForward | None
 ) -> Iterator[VarianceRow]:
-    seen = torch.arange(1, length + 1) if causal else torch.full((length,), length)
+    visible = torch.arange(1, length + 1) if causal else torch.full((length,), length)
     one = torch.ones(length, dtype=torch.float64)
     stream = s.embedding**2 * one
     for layer in range(1, layers + 1):
         found = {INPUT: stream, NORM: one, QUERY: d * s.query**2 * one, KEY: d * s.key**2 * one}
-        found |= {VALUE: d * s.value**2 * one, LOGITS: d**2 * s.query**2 * s.key**2 * one, WEIGHTS: one / seen}
-        found[ATTENTION] = d**2 * s.value**2 * s.output**2 / seen
+        found |= {VALUE: d * s.value**2 * one, LOGITS: d**2 * s.query**2 * s.key**2 * one, WEIGHTS: one / visible}
+        found[ATTENTION] = d**2 * s.value**2 * s.output**2 / visible
         stream = found[RESIDUAL] = stream + found[ATTENTION]
         if feed_forward is not None:
             found[FEED_FORWARD] = one * _feed_forward(torch.ones(1, 1, dtype=one.dtype), d, feed_forward)[0]
@@ -141,7 +141,7 @@ def _normed(c: Tensor, epsilon: float) -> Tensor:
     return c / (size[:, None] * size)
 
 
-def _mean_over_seen(x: Tensor, causal: bool) -> Tensor:
+def _mean_over_visible(x: Tensor, causal: bool) -> Tensor:
     count = torch.arange(1, len(x) + 1, dtype=x.dtype)
     return x.cumsum(0) / count if causal else x.mean().expand(len(x))
 
@@ -154,10 +154,10 @@ def _attention(rho: Tensor, spread: float, d: int, head_dim: int, causal: bool) 
     tokens = _powers(rho, ((1 - rho**2) ** 2 / d).fill_diagonal_(0))  # layer norm fixes the length
     queries = _powers(rho, (1 + rho**2) / head_dim)
     total, mixed, same = torch.zeros_like(rho), torch.zeros_like(rho), torch.zeros_like(m)
-    below = _sum_over_seen(next(tokens), causal)
+    below = _sum_over_visible(next(tokens), causal)
     for k in range(6 + math.ceil(8 * spread)):
         factor = spread**k / math.factorial(k) * next(queries)
-        above = _sum_over_seen(next(tokens), causal)
+        above = _sum_over_visible(next(tokens), causal)
         if k == 0:
             even = above / count  # under uniform weights
         total += factor * below
@@ -167,7 +167,7 @@ def _attention(rho: Tensor, spread: float, d: int, head_dim: int, causal: bool) 
     mixed, same = mixed / total, same / total.diagonal()
 
     # A component common to all keys shifts all logits of a query, without effect. `own` is the variance without it.
-    others = (even.diagonal() * m - _mean_over_seen(rho.diagonal(), causal)) / (m - 1).clamp(min=1)
+    others = (even.diagonal() * m - _mean_over_visible(rho.diagonal(), causal)) / (m - 1).clamp(min=1)
     own = spread * rho.diagonal() * (rho.diagonal() - others).clamp(min=0)
     ratio_of_means = own.exp() / (own.exp() + m - 1) - 1 / m
     excess = concentration(own, m) - 1 / m
@@ -176,8 +176,8 @@ def _attention(rho: Tensor, spread: float, d: int, head_dim: int, causal: bool) 
     return even + (mixed - even) * mend, 1 / m + (same - 1 / m) * share
 
 
-def _sum_over_seen(x: Tensor, causal: bool) -> Tensor:
-    """Σ x(n, n') over the n that m sees and the n' that m' sees, for all m, m'. x is symmetric."""
+def _sum_over_visible(x: Tensor, causal: bool) -> Tensor:
+    """Σ x(n, n') over the n visible to m and the n' visible to m', for all m, m'. x is symmetric."""
     return x.cumsum(1).mT.contiguous().cumsum(1) if causal else x.sum().expand_as(x)
 
 
