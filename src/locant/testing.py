@@ -37,7 +37,7 @@ from torch import Tensor
 
 from locant.attention import BACKENDS, attend, eager
 from locant.attention.request import prepare
-from locant.schemes import SCHEMES, Scheme, Sum
+from locant.schemes import SCHEMES, Scheme
 from locant.schemes.base import DIMS
 from locant.spec import scheme as from_spec
 
@@ -373,8 +373,7 @@ def _require(holds: bool | Tensor, otherwise: str) -> None:
 
 
 def _rebuild(scheme: Scheme) -> Scheme:
-    parts = scheme.schemes() if isinstance(scheme, Sum) else [scheme]
-    known = {**SCHEMES, **{part.name(): type(part) for part in parts}}
+    known = {**SCHEMES, **{part.name(): type(part) for part in scheme.parts_of_sum()}}
     return from_spec(str(scheme), schemes=known, **{dim: getattr(scheme, dim, None) for dim in DIMS})
 
 

@@ -12,7 +12,7 @@ from locant.analysis.invariance.schemes import LENGTH, scheme_logits
 from locant.analysis.invariance.scores import NONE, Control, of_heads, of_logits, of_table
 from locant.analysis.invariance.stack import Stack, stacks
 from locant.analysis.invariance.toeplitz import r2_of
-from locant.schemes import Nope, Scheme
+from locant.schemes import Scheme
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,7 +65,7 @@ def of_model(
             zip(stack.modules, stack.attentions, stack.schemes, strict=False), start=1
         ):
             same = id(scheme) if list(scheme.parameters()) else str(scheme)
-            if type(scheme) is not Nope and same not in done:
+            if not scheme.silent and same not in done:
                 rows += _scheme_rows(stack, layer, module, attention, scheme, length, samples, seed)
             done.add(same)
         if len(rows) == before:
