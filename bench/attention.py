@@ -17,7 +17,7 @@ import torch
 import locant
 from locant.analysis import speed
 from locant.attention.build import build
-from locant.report import speed as report
+from locant.report.speed import cost_line, draw_costs, write_costs
 
 HEADS, SIZE, TOKENS = 12, 64, 4096
 EVERYTHING = 8191  # as a clip: no clipping at any length measured here
@@ -59,7 +59,7 @@ def main() -> None:
         for cost in speed.costs(
             attentions, what, length=length, batch=batch, heads=HEADS, size=SIZE, repeats=max(3, repeats)
         ):
-            print(report.line(cost), flush=True)
+            print(cost_line(cost), flush=True)
             rows.append(cost)
 
     full = locant.scheme(f"huang4:clip={EVERYTHING}", n_heads=HEADS, head_dim=SIZE)
@@ -79,9 +79,9 @@ def main() -> None:
         if biases:
             measure(biases, speed.DECODING, length, batch, 60)
     RESULTS.mkdir(exist_ok=True)
-    report.write_csv(rows, options.out)
+    write_costs(rows, options.out)
     if len(options.lengths) > 1:
-        report.draw([row for row in rows if row.what != speed.DECODING], options.out.with_suffix(".png"))
+        draw_costs([row for row in rows if row.what != speed.DECODING], options.out.with_suffix(".png"))
     print(f"written: {options.out}")
 
 

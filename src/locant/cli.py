@@ -109,16 +109,16 @@ def curve(
             found += new
     if not found:
         raise typer.Exit()
-    from locant.report import curve as curve_report
+    from locant.report.curve import draw_curves, plot_curve, write_curves
 
     with plain_errors():
         out = out if out.suffix else out.with_suffix(".png")
         out.parent.mkdir(parents=True, exist_ok=True)
-        curve_report.draw(found, out)
-        curve_report.write_csv(found, out.with_suffix(".csv"))
+        draw_curves(found, out)
+        write_curves(found, out.with_suffix(".csv"))
     for line in found:
         console.print(f"{line.spec}: {line.what}", markup=False, highlight=False)
-        console.print(curve_report.in_terminal(line, width=min(console.width, 76)), highlight=False, markup=False)
+        console.print(plot_curve(line, width=min(console.width, 76)), highlight=False, markup=False)
     console.print(f"picture: {out}\nnumbers: {out.with_suffix('.csv')}", markup=False, highlight=False)
 
 
@@ -150,8 +150,9 @@ def inspect(
 ) -> None:
     """How does this model know where its tokens are? A page of figures, and a short verdict here."""
     with plain_errors():
-        from locant.report import inspection as report
-        from locant.report import page
+        from locant.report.inspection import inspection_page
+        from locant.report.page import write_page
+        from locant.report.side_by_side import side_by_side
 
         # Whatever can go wrong at the end of minutes of work is found at their beginning.
         words = None if text is None else _read(text)
@@ -162,9 +163,9 @@ def inspect(
         names = [model] if compare is None else [model, compare]
         for name in names:
             _check_model(name)
-        reports = [report.report(_inspect(name, words)) for name in names]
-        whole = reports[0] if len(reports) == 1 else page.side_by_side(reports[0], reports[1])
-        page.write(whole, out, csv_folder=tables)
+        reports = [inspection_page(_inspect(name, words)) for name in names]
+        whole = reports[0] if len(reports) == 1 else side_by_side(reports[0], reports[1])
+        write_page(whole, out, csv_folder=tables)
     for each in reports:
         console.print(f"\n[bold]{escape(each.title)}[/]")
         for sentence in each.verdict:
@@ -263,7 +264,7 @@ def bench(
 ) -> None:
     """What schemes cost on this machine, as a ratio to plain attention, forward and with backward."""
     from locant.analysis import speed
-    from locant.report import speed as report
+    from locant.report.speed import cost_line, draw_costs, write_costs
 
     with plain_errors():
         built = {spec: _build(spec, heads, width, 0) for spec in specs}
@@ -277,32 +278,31 @@ def bench(
     )
     rows = []
     for cost in speed.compare(built, at, tokens=tokens, heads=heads, size=width // heads, repeats=repeats):
-        console.print(report.line(cost), markup=False, highlight=False)
+        console.print(cost_line(cost), markup=False, highlight=False)
         rows.append(cost)
     if out is not None:
         with plain_errors():
             out = out if out.suffix else out.with_suffix(".png")
-            report.draw(rows, out)
-            report.write_csv(rows, out.with_suffix(".csv"))
+            draw_costs(rows, out)
+            write_costs(rows, out.with_suffix(".csv"))
         console.print(f"picture: {out}\nnumbers: {out.with_suffix('.csv')}", markup=False, highlight=False)
 
 
 @app.command()
 def doctor() -> None:
     """What is active on this machine and why, and which back end attention takes for what."""
-    from locant.attention import doctor as examination
+    from locant.attention.diagnosis import SITUATIONS, choices, diagnose
 
     console.print(f"[bold]locant {locant.__version__}[/]")
-    for finding in examination.examine():
+    for finding in diagnose():
         mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]·[/]"}[finding.active]
         console.print(f"  {mark} {finding.name:13}", end="")
         console.print(finding.detail, markup=False, highlight=False, soft_wrap=True)
-    rows = examination.choices()
     table = Table(title="What impl='auto' takes here")
     table.add_column("scheme", style="bold")
-    for situation in examination.SITUATIONS:
+    for situation in SITUATIONS:
         table.add_column(situation)
-    for spec, row in rows.items():
+    for spec, row in choices().items():
         table.add_row(spec, *row.values())
     console.print(table)
 

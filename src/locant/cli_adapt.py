@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from locant.report.adaptation import draw
+from locant.report.adaptation import draw_adaptation
 from locant.terminal import console, plain_errors
 
 
@@ -76,7 +76,7 @@ def adapt(
         console.print(escape(notice), highlight=False)
     console.print(_table(done))
     if find_spec("matplotlib") is not None:
-        draw(done, out / "heads.png")
+        draw_adaptation(done, out / "heads.png")
         console.print(f"heads before and after: {out / 'heads.png'}", markup=False, highlight=False)
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
 

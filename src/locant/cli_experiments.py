@@ -41,19 +41,19 @@ def compare(
     with plain_errors():
         need()
         from locant.experiments import arms
-        from locant.experiments import comparison as comparing
-        from locant.experiments import preset as presets
-        from locant.experiments.tasks import task as find_task
+        from locant.experiments.comparison import begin
+        from locant.experiments.presets import find_preset
+        from locant.experiments.tasks import find_task
         from locant.runs.budget import Budget
 
         wanted = Budget.parse(budget) if budget is not None else None
         specs = arms.specs(schemes)
-        threads = presets.preset(preset, find_task(task).presets).threads
+        threads = find_preset(preset, find_task(task).presets).threads
         workers = _workers(ray, threads)
         with console.status("preparing") as status:
-            found = comparing.begin(
+            found = begin(
                 out, task=task, schemes=specs, data=data, model=model, seeds=range(seeds), budget=wanted,
-                preset=preset, calibrate=workers.seconds_of_a_step, say=status.update,
+                preset=preset, calibrate=workers.seconds_of_a_step, check=workers.check, progress=status.update,
             )  # fmt: skip
         seeded = "1 seed" if len(found.seeds) == 1 else f"{len(found.seeds)} seeds"
         what = f"{task}: {len(found.schemes)} schemes × {seeded}, {found.work.steps:,} steps each; {found.about}"
@@ -95,11 +95,11 @@ def _one(
 ) -> None:
     with plain_errors():
         need()
-        from locant.experiments import comparison as comparing
-        from locant.experiments import preset as presets
-        from locant.experiments import workers
-        from locant.experiments.run import Run
-        from locant.experiments.tasks import task as find_task
+        from locant.experiments.comparison import DATA, begin, only, where
+        from locant.experiments.presets import find_preset
+        from locant.experiments.tasks import find_task
+        from locant.experiments.work import Run
+        from locant.experiments.workers import LocalWorkers, do_run
         from locant.runs.budget import Budget
 
         wanted = Budget.parse(budget) if budget is not None else None
@@ -109,11 +109,13 @@ def _one(
             "preset": preset, "baseline": False,
         }  # fmt: skip
         if processes == 1:
-            local = workers.Local(presets.preset(preset, find_task(task).presets).threads)
+            local = LocalWorkers(find_preset(preset, find_task(task).presets).threads)
             with console.status("preparing") as status:
-                found = comparing.begin(out, **arguments, calibrate=local.seconds_of_a_step, say=status.update)
+                found = begin(
+                    out, **arguments, calibrate=local.seconds_of_a_step, check=local.check, progress=status.update
+                )
             run = Run(found.work, scheme, seed)
-            _follow(out, comparing.only(found, run), local)
+            _follow(out, only(found, run), local)
             _end(out, run)
             return
         if wanted is not None and wanted.seconds is not None:
@@ -123,10 +125,10 @@ def _one(
 
         state = PartialState(cpu=not torch.cuda.is_available())
         with state.main_process_first():
-            found = comparing.begin(out, **arguments, calibrate=lambda *_: 0.0)
+            found = begin(out, **arguments, calibrate=lambda *_: 0.0)
         run = Run(found.work, scheme, seed)
         first = state.is_main_process  # asked for now: the processes part at the end of the run
-        workers.do(run, comparing.where(out, run), out / comparing.DATA)
+        do_run(run, where(out, run), out / DATA)
         if first:
             _end(out, run)
 
@@ -152,28 +154,28 @@ def need() -> None:
 
 def _workers(ray: str | None, threads: int) -> Any:
     if ray is None:
-        from locant.experiments.workers import Local
+        from locant.experiments.workers import LocalWorkers
 
-        return Local(threads)
-    from locant.experiments.ray_cluster import Ray
+        return LocalWorkers(threads)
+    from locant.experiments.ray_cluster import RayCluster
 
-    return Ray(ray, threads)
+    return RayCluster(ray, threads)
 
 
 def _follow(out: Path, comparison: Any, workers: Any) -> None:
     """Does what is to be done, with a bar over all of it and a line for each run that ends."""
-    from locant.experiments import comparison as comparing
-    from locant.experiments import workers as working
+    from locant.experiments.comparison import DATA, pending, where
     from locant.experiments.results import outcome
+    from locant.experiments.workers import wait_for_others
 
-    runs = [(run, comparing.where(out, run)) for run in comparing.pending(out, comparison)]
+    runs = [(run, where(out, run)) for run in pending(out, comparison)]
     waiting = {run.name: run for run, _ in runs}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
 
     def both() -> Iterator[None]:
-        yield from workers.work(runs, out / comparing.DATA)
-        yield from working.wait_for_others(runs)
+        yield from workers.work(runs, out / DATA)
+        yield from wait_for_others(runs)
 
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(_runs(len(runs)), total=len(runs) * comparison.work.steps)
@@ -206,7 +208,7 @@ def _runs(count: int) -> str:
 
 
 def _line(each: Any) -> str:
-    from locant.experiments.tasks import task as find_task
+    from locant.experiments.tasks import find_task
 
     name = escape(f"{each.run.scheme}, seed {each.run.seed}")
     if each.state == "failed":
@@ -219,10 +221,10 @@ def _line(each: Any) -> str:
 
 
 def _write_page(out: Path) -> Path | None:
-    from locant.report import comparison as report
+    from locant.report.comparison import write_comparison_page
 
     try:
-        return report.write(out)
+        return write_comparison_page(out)
     except OSError as problem:  # a full disk does not stop the runs
         console.print(f"[yellow]the page could not be written:[/] {escape(str(problem))}")
         return None
@@ -230,10 +232,10 @@ def _write_page(out: Path) -> Path | None:
 
 def _conclude(out: Path, comparison: Any) -> None:
     from locant.experiments import results
-    from locant.report import comparison as report
+    from locant.report.comparison.terminal import terminal_table
 
     rows = results.table(comparison, results.outcomes(out, comparison))
-    console.print(report.terminal(comparison, rows, results.sentences(comparison, rows), console.width))
+    console.print(terminal_table(comparison, rows, results.sentences(comparison, rows), console.width))
     path = _write_page(out)
     if path is not None:
         console.print(f"page: {path}\ntables: {path.parent / 'csv'}", markup=False, highlight=False)

@@ -106,7 +106,7 @@ def test_check_passes_and_fails_with_an_exit_code(monkeypatch):
     monkeypatch.setitem(locant.SCHEMES, "wrong", Wrong)
     bad = run("check", "wrong")
     assert bad.exit_code == 1
-    assert "parameter_count() says 3" in bad.output
+    assert "parameter_count() is 3" in bad.output
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_doctor_says_what_is_active_and_why(monkeypatch):
         assert word in done.output
     from locant.attention import build
 
-    monkeypatch.setattr("locant.attention.doctor.build", lambda: build.Built(None, "no C compiler was found"))
+    monkeypatch.setattr("locant.attention.diagnosis.build", lambda: build.Built(None, "no C compiler was found"))
     assert "no C compiler was found" in CliRunner().invoke(app, ["doctor"]).output
 
 

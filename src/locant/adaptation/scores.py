@@ -22,7 +22,7 @@ from locant.adaptation.agreement import TokenAgreement, agreement_for, pooled, p
 from locant.adaptation.batch import padded, to_device
 from locant.adaptation.documents import Sentences, articles
 from locant.adaptation.sample import Sampler, is_causal, longest, pieces
-from locant.experiments.tasks.glue import Glue
+from locant.runs.glue_files import read_dev
 from locant.runs.text_source import read
 
 Score = Callable[[PreTrainedModel, Any], float]
@@ -62,7 +62,7 @@ class Stsb:
     """STS-B without training: correlation of the cosine of two sentences with the human score."""
 
     def __init__(self, where: str) -> None:
-        self.part = Glue("STS-B").dev(where)
+        self.part = read_dev("STS-B", where)
         if len(self.part.labels) < 3:
             raise ValueError(f"a correlation needs at least 3 pairs, but STS-B in {where} has {len(self.part.labels)}")
 

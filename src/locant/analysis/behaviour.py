@@ -77,6 +77,11 @@ class Share:
     shuffled_error: float
     variance: float  # the whole, summed over coordinates
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """`position` ± 2 standard errors."""
+        return self.position - 2 * self.error, self.position + 2 * self.error
+
 
 # ---- shift ----------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 LENGTH, SEQUENCES = 128, 24
 PROBE_LENGTH, PROBE_STEPS, PROBE_BATCH, PROBE_TESTS = 64, 100, 8, 4
 LENGTHS = (32, 64, 128, 256, 512, 1024)
+GRAM = 128
+"""Positions at which E Eᵀ is kept; a table of 32,768 positions would have 10⁹ inner products."""
 
 
 @dataclass
@@ -38,13 +40,17 @@ class Inspection:
     notes: dict[str, list[str]] = field(default_factory=dict)  # what is to be said, and of which parts
     invariances: list[invariance.Row] = field(default_factory=list)
     table: Tensor | None = None
+    gram_positions: list[int] = field(default_factory=list)  # at most GRAM of the positions of the table, and
+    gram: Tensor | None = None  # E Eᵀ over them
     structure: invariance.Structure | None = None
     # Of each scheme, with where it is ("layer 2", or "decoder, layers 1–6" where they share it):
     curves: list[tuple[str, curve.Curve]] = field(default_factory=list)
     kernels: list[tuple[str, curve.Kernels]] = field(default_factory=list)  # what a TISA is the sum of
     vectors: list[tuple[str, Tensor]] = field(default_factory=list)  # [101, D]: its table for offsets −50 … 50
     layers: list[distance.Layer] = field(default_factory=list)
+    first_layer: Tensor | None = None  # [L, L]: mean attention weights of the first layer over its heads
     variances: variance.Variances | None = None
+    slopes: list[tuple[int, str, float]] = field(default_factory=list)  # (layer, step, slope of the measured variance)
     probes: list[probe.Probed] = field(default_factory=list)
     twin: list[probe.Probed] = field(default_factory=list)
     shifts: list[behaviour.Shift] = field(default_factory=list)
@@ -126,7 +132,7 @@ def _facts(model: PreTrainedModel, tokens: Tokens) -> dict[str, str]:
     facts = {
         "model": type(model).__name__,
         "parameters": f"{sum(x.numel() for x in model.parameters()):,}",
-        "looked at with": "text" if tokens.tokenizer is not None and tokens.text else "random tokens",
+        "measured on": "text" if tokens.tokenizer is not None and tokens.text else "random tokens",
     }
     for name, label in (("num_hidden_layers", "layers"), ("num_attention_heads", "heads"), ("hidden_size", "width"),
                         ("max_position_embeddings", "maximum length")):  # fmt: skip
@@ -145,6 +151,9 @@ def _invariance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> No
     table = next((stack.table() for stack in invariance.stacks(model) if stack.table is not None), None)
     if table is not None and table.shape[0] > 8:
         found.table = table.detach().double()
+        found.gram_positions = list(range(0, table.shape[0], math.ceil(table.shape[0] / GRAM)))
+        kept = found.table[found.gram_positions]
+        found.gram = kept @ kept.mT
         found.structure = invariance.structure(found.table)
 
 
@@ -173,6 +182,8 @@ def _where(stack: str, layers: list[int]) -> str:
 
 def _distance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     found.layers = distance.by_distance(model, tokens.take(SEQUENCES, _limit(model, LENGTH)))
+    if found.layers:
+        found.first_layer = found.layers[0].weights.mean(0)
 
 
 def _variance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -185,6 +196,11 @@ def _variance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None
             found.variances = variance.Variances((*found.variances.rows, *theory.rows))
         except ValueError as problem:
             found.note(problem, "theory beside the measured variance")
+    found.slopes = [
+        (row.layer, row.step, variance.slope(row))
+        for row in found.variances.rows
+        if row.source == variance.MEASURED and row.step in (variance.ATTENTION, variance.OUTPUT)
+    ]
 
 
 def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -252,78 +268,3 @@ OF_THE_WHOLE = ("translation invariance", "curves of the scheme")
 
 OF_THE_FIRST_LAYERS = (*OF_THE_WHOLE, "attention by distance", "variance")
 """Stages in which no layer depends on those after it."""
-
-
-@torch.no_grad()
-def verdict(found: Inspection) -> list[str]:
-    """What the tables say, in a few sentences."""
-    said = []
-    if "positions" in found.facts:
-        said.append(f"Its positions: {found.facts['positions']}.")
-    gram = next((row for row in found.invariances if row.quantity == "E Eᵀ"), None)
-    beside = next((row for row in found.invariances if row.quantity == "E Eᵀ, i ≠ j"), None)
-    if gram is not None and gram.control is not None and beside is not None and beside.control is not None:
-        whose = f" of the {gram.stack}" if gram.stack else ""
-        said.append(
-            f"The position table{whose} is {gram.r2:.2f} translation-invariant (Toeplitz R² of E Eᵀ over positions "
-            f"{gram.first}–{gram.last}; noise of the same norms scores {gram.control.mean:.2f}), and {beside.r2:.2f} "
-            f"without the diagonal, which is what noise scores by (there {beside.control.mean:.2f})."
-        )
-    exact = [row for row in found.invariances if row.exact == 1]
-    if exact:
-        said.append("Its scheme is translation-invariant by construction.")
-    if found.structure is not None:
-        s = found.structure
-        few = (
-            "The table lives in few dimensions" if s.dimensions[90] < s.width / 4 else "The table fills its dimensions"
-        )
-        said.append(
-            f"{few}: {s.dimensions[90]} of {s.width} hold 90 % of its variance, with "
-            f"{len(s.pairs)} sine/cosine {'pair' if len(s.pairs) == 1 else 'pairs'} among the leading components."
-        )
-    if found.layers:
-        heads = [head for layer in found.layers for head in layer.heads]
-        kinds: dict[str, int] = {}
-        for head in heads:
-            kind = "local" if head.label.startswith("local") else head.label
-            kinds[kind] = kinds.get(kind, 0) + 1
-        most = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda x: -x[1]))
-        strong = sum(head.positional > 0.5 for head in heads)
-        if len(heads) == 1:
-            most_of_it = "position" if strong else "content"
-            said.append(f"Its one head is {heads[0].label}; {most_of_it} decides most of its logit.")
-        else:
-            said.append(
-                f"Of {len(heads)} heads: {most}. In {strong or 'none'} of them position decides most of the logit."
-            )
-    if found.probes:
-        first, last = found.probes[0], found.probes[-1]
-        best = min(found.probes, key=lambda row: row.error)
-        if best.error > 0.95 * first.constant:
-            said.append(
-                f"Position cannot be read off its hidden states: a probe errs by {best.error:.1f} tokens at best, "
-                f"guessing by {first.constant:.0f}."
-            )
-        else:
-            said.append(
-                f"A probe reads a token's position to within {best.error:.1f} tokens at best ({best.place}), "
-                f"{last.error:.1f} after the last layer; guessing gives {first.constant:.0f}."
-            )
-    if found.shuffle is not None:
-        s2 = found.shuffle
-        if s2.kind == "loss":
-            said.append(f"Shuffling the prefix takes the loss from {s2.plain:.2f} to {s2.shuffled:.2f}.")
-        else:
-            said.append(
-                f"Shuffling the words moves the embedding by {s2.shuffled:.2f} of its length; "
-                f"another text, by {s2.scale:.2f}."
-            )
-    run = [row for row in found.shifts if math.isfinite(row.relative)]
-    if run:
-        worst = max(run, key=lambda row: row.relative)
-        said.append(
-            "Moving every position changes nothing."
-            if worst.relative < 1e-4
-            else f"Moving every position by {worst.by} changes the hidden states by {worst.relative:.0%}."
-        )
-    return said

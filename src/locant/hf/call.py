@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,10 @@ from locant.schemes import Scheme
 
 UNKNOWN = -1
 """`Positions.past` in compiled code, where the number of cached keys is not a Python integer."""
+
+
+AttentionFunction = Callable[..., tuple[Tensor, "Tensor | None"]]
+"""An attention of transformers: (module, query, key, value, mask, …) -> output [B, Lq, H, D] and weights."""
 
 
 class Positions(NamedTuple):
@@ -50,8 +54,14 @@ class AttentionCall:
     position_bias: Tensor | None
     weights_wanted: bool
     others: Mapping[str, Any]  # all other keyword arguments of transformers: softcap, s_aux, …
+    transformers_attention: AttentionFunction  # computes the call where locant adds nothing to it
     position_factor: int = 1
     """Attention sees every position multiplied by this. Only a probe of a swap sets it."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the model is not swapped."""
+        return self.scheme is None and self.positions is None
 
     @property
     def is_plain(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -31,6 +32,11 @@ class Structure:
     dimensions: dict[int, int]  # components needed for 90, 95 and 99 % of the variance
     components: tuple[Component, ...]  # the leading ones
     pairs: tuple[tuple[int, int], ...]  # numbers of components that are sine and cosine of one frequency
+
+    @property
+    def cumulative(self) -> list[float]:
+        """Share of the variance that the first 1, 2, 3, … components hold together."""
+        return list(itertools.accumulate(self.spectrum))
 
 
 @torch.no_grad()
