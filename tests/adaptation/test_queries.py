@@ -9,7 +9,7 @@ from locant.adaptation import fitting, queries
 from locant.adaptation.layer_cache import LayerCache
 from locant.hf.plan import plan_of
 from tests import hf_models, words
-from tests.adaptations import TOKENS, fitted, t5
+from tests.adaptations import fitted, t5
 
 
 @pytest.mark.parametrize(
@@ -89,23 +89,17 @@ def test_queries_that_no_layer_computes_are_not_changed():
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_changed_queries_explain_more(kind):
-    alone, more = (
-        locant.fit(hf_models.make(kind), "tisa:kernels=3", words.text(), tokenizer=TOKENS, length=16, queries=each)
-        for each in (False, True)
-    )
+    alone, more = (fitted(hf_models.make(kind), "tisa:kernels=3", length=16, queries=each) for each in (False, True))
     assert more.explained > alone.explained
     assert [head.silenced for head in more.heads][:2] == pytest.approx([head.silenced for head in alone.heads][:2])
-    nothing = locant.fit(hf_models.make(kind), "nope", words.text(), tokenizer=TOKENS, length=16, queries=True)
+    nothing = fitted(hf_models.make(kind), "nope", length=16, queries=True)
     assert nothing.explained > 0
     assert "nothing to fit but queries" in nothing.notices[0]
 
 
 def test_the_divergence_without_positions_is_without_changed_queries():
     """ALBERT's layers share an attention, which is fitted twice."""
-    alone, more = (
-        locant.fit(hf_models.make("albert"), "tisa", words.text(), tokenizer=TOKENS, length=16, queries=each)
-        for each in (False, True)
-    )
+    alone, more = (fitted(hf_models.make("albert"), "tisa", length=16, queries=each) for each in (False, True))
     assert [head.silenced for head in more.heads] == pytest.approx([head.silenced for head in alone.heads])
 
 
@@ -123,11 +117,11 @@ def test_queries_are_restored_if_a_fit_fails(monkeypatch):
     real = fitting._minimize
     monkeypatch.setattr(fitting, "_minimize", fail)
     with pytest.raises(KeyboardInterrupt):
-        locant.fit(model, "tisa", words.text(), tokenizer=TOKENS, length=16, queries=True)
+        fitted(model, "tisa", length=16, queries=True)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
 def test_queries_of_models_in_double_precision_can_be_changed():
     model = hf_models.make("llama", AutoModelForCausalLM).double()
-    found = locant.fit(model, "alibi", words.text(), tokenizer=TOKENS, length=16, tokens=64, queries=True)
+    found = fitted(model, "alibi", length=16, tokens=64, queries=True)
     assert found.explained > 0

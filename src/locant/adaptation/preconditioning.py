@@ -16,6 +16,10 @@ from locant.schemes.base import Scheme
 
 Scales = dict[nn.Parameter, Tensor | float]
 
+LARGE = 1024.0
+"""Parameters with a larger scale take Adam's step from zero. Added to the parameter itself in float32, a step of the
+size of the learning rate would be rounded away before it is multiplied by the scale."""
+
 
 def parameter_scales(module: nn.Module) -> Scales:
     """Returns the characteristic scale of every parameter of the schemes in a module that requires a gradient."""
@@ -53,16 +57,22 @@ class ScaledAdamW(torch.optim.AdamW):
     def __init__(self, groups: list[dict[str, Any]], scales: Scales) -> None:
         super().__init__(groups, weight_decay=0.0, fused=True)  # fused takes a seventh of the time, on CPUs too
         self.scales = scales
+        self.large = {parameter for parameter, scale in scales.items() if float(torch.as_tensor(scale).max()) > LARGE}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else torch.enable_grad()(closure)()
         before = {parameter: parameter.clone() for parameter in self.scales}
-        loss = super().step(closure)
+        for parameter in self.large:
+            parameter.zero_()
+        super().step()
         for parameter, scale in self.scales.items():
-            parameter.copy_(before[parameter] + (parameter - before[parameter]) * scale)
+            step = parameter if parameter in self.large else parameter - before[parameter]
+            parameter.copy_(before[parameter] + step * scale)
         return loss
 
 
+@torch.no_grad()
 def minimize(
     loss: Callable[[], Tensor], parameters: Sequence[nn.Parameter], scales: Scales, *, iterations: int
 ) -> None:
@@ -74,7 +84,7 @@ def minimize(
     scaled = [(parameter / size).requires_grad_() for parameter, size in zip(parameters, sizes, strict=True)]
     optimizer = torch.optim.LBFGS(scaled, max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
 
-    @torch.no_grad()
+    @torch.no_grad()  # LBFGS enables gradients for its closure
     def write() -> None:
         for parameter, value, size in zip(parameters, scaled, sizes, strict=True):
             parameter.copy_(value * size)

@@ -70,7 +70,6 @@ def _row(scheme: Scheme, length: int, layers: int, d_model: int) -> Row:
     own = count if embeds else count * layers
     terms = scheme.terms(torch.arange(-1, 2))
     curve = set(terms.used()) <= {"bias", "gain"} and (terms.gain is None or terms.gain.ndim == 2)
-    rotates = type(scheme).rotate is not Scheme.rotate
     return Row(
         spec=str(scheme),
         what=(inspect.getdoc(scheme) or "").split(".")[0],
@@ -82,6 +81,6 @@ def _row(scheme: Scheme, length: int, layers: int, d_model: int) -> Row:
             "parameter-efficient": own <= 0.1 * length * d_model,
             "translation-invariant": scheme.shift_invariant,
             "parallelizable": scheme.parallel,
-            "interpretable": curve and not embeds and not rotates,
+            "interpretable": curve and not embeds and not scheme.rotates,
         },
     )

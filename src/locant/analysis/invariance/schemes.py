@@ -30,16 +30,10 @@ def scheme_logits(
     scheme = copy.deepcopy(scheme).double()
     here = next(scheme.parameters(), torch.empty(0)).device
     terms = scheme.terms(torch.zeros(1, dtype=torch.long, device=here))
-    rotates = any(type(part).rotate is not Scheme.rotate for part in _parts(scheme))
-    bias_alone = not rotates and set(terms.used()) <= {"bias", "score"}
+    bias_alone = not scheme.rotates and set(terms.used()) <= {"bias", "score"}
     generator = torch.Generator().manual_seed(seed)
     shape = (1 if bias_alone else draws, getattr(scheme, "n_heads", n_heads), 1, getattr(scheme, "head_dim", head_dim))
     q, k = (torch.randn(shape, generator=generator, dtype=torch.float64).to(here) for _ in range(2))
     q, k = (x.expand(-1, -1, length, -1) * (0 if bias_alone else 1) for x in (q, k))
     logits = eager.logits(prepare(q, k, k, scheme, causal=causal))
     return logits.expand(shape[0], shape[1], length, length).double().cpu()
-
-
-def _parts(scheme: Scheme) -> list[Scheme]:
-    schemes = getattr(scheme, "schemes", None)
-    return schemes() if schemes is not None else [scheme]
