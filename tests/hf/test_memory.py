@@ -97,7 +97,9 @@ def test_inspect_makes_the_parts_that_can_be_made(spec, tmp_path, monkeypatch):
     free = int((weights.total - sum(weights.layers[3:])) / memory.SHARE) + 1
     monkeypatch.setattr(memory, "available", lambda: free)
     asked = []
-    monkeypatch.setattr(locant, "load", lambda *args, **given: asked.append(given) or locant.hf.load(*args, **given))
+    monkeypatch.setattr(
+        "locant.cli.models.load", lambda *args, **given: asked.append(given) or locant.hf.load(*args, **given)
+    )
     done = locant_command("inspect", tmp_path / "model", "-o", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
     assert asked == [{"layers": 3}]

@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locant.schemes import Scheme, Sum, Tisa, Tisa2
-from locant.schemes.tisa2 import EPS
+from locant.schemes import Scheme
 
 
 @dataclass(frozen=True)
@@ -111,32 +110,23 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
 
 @torch.no_grad()
 def kernels(scheme: Scheme, reach: int = 64) -> list[Kernels]:
-    """One for each part of a scheme that is TISA, in either version; none for all other schemes."""
+    """Returns the kernels of each part of a scheme that is a sum of kernels (TISA); none for all other schemes."""
     found = []
-    for part in _parts(scheme):
-        if not isinstance(part, Tisa | Tisa2) or part.kernels == 0:
+    for part in scheme.parts_of_sum():
+        r = torch.arange(-reach, reach + 1, device=next(part.parameters(), torch.empty(0)).device)
+        components = part.components(r)
+        if components is None:
             continue
-        r = torch.arange(-reach, reach + 1, device=part.offset.device)
-        if isinstance(part, Tisa):
-            what, alone = "added to the logit", part.bumps(r)
-            total = alone.sum(-1)
-        else:
-            what, alone = "inside the logarithm", part.steps(r)
-            total = EPS + part.bias.abs()[:, None] + alone.sum(-1)
         found.append(
             Kernels(
                 str(part),
-                what,
+                components.meaning,
                 r.tolist(),
-                total.double().tolist(),
-                alone.mT.double().tolist(),
-                part.amplitude.double().tolist(),
-                part.sharpness.abs().double().tolist(),
-                part.offset.double().tolist(),
+                components.total.double().tolist(),
+                components.kernels.mT.double().tolist(),
+                components.amplitude.double().tolist(),
+                components.sharpness.abs().double().tolist(),
+                components.offset.double().tolist(),
             )
         )
     return found
-
-
-def _parts(scheme: Scheme) -> list[Scheme]:
-    return scheme.schemes() if isinstance(scheme, Sum) else [scheme]

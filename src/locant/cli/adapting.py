@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-import locant
 from locant.adaptation import adapting, sample, scores
 from locant.cli.terminal import console
 from locant.experiments.run import quiet
+from locant.hf import load
 from locant.report.adaptation import draw_adaptation
 
 
@@ -27,7 +27,7 @@ def adapt(
     if not text.exists():
         raise FileNotFoundError(f"there is no file or folder {text}")
     lines = sample.pieces(text)
-    loaded = locant.load(model)
+    loaded = load(model)
     if loaded.dtype in (torch.bfloat16, torch.float16):
         loaded.float()  # small steps are lost in half precision
     readable = sample.longest(loaded, length)

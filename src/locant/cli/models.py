@@ -11,11 +11,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedConfig
 
-import locant
 from locant.analysis import inspection
 from locant.analysis.text import default_text, usable
 from locant.cli.terminal import console
-from locant.hf import memory
+from locant.hf import load, memory, native, swapping
 from locant.hf.plan import ANY_LENGTH
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
@@ -88,7 +87,7 @@ def _check_model(name: str) -> None:
 def _inspected(name: str, words: str | None) -> inspection.Inspection:
     """Runs all stages of an inspection on one model, with a progress bar."""
     part = memory.part_that_fits(name)
-    loaded = locant.load(name, layers=None if part is None else part.layers)
+    loaded = load(name, layers=None if part is None else part.layers)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, ImportError):
@@ -116,9 +115,9 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     """Gives a model another position scheme, saves it with its tokenizer, and prints what changed."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; name another folder")
-    loaded = locant.load(model)
-    before = (locant.native(loaded), loaded.num_parameters(), getattr(loaded.config, "max_position_embeddings", None))
-    locant.swap(loaded, spec, keep_native=keep_native, impl=impl)
+    loaded = load(model)
+    before = (native(loaded), loaded.num_parameters(), getattr(loaded.config, "max_position_embeddings", None))
+    swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
     loaded.save_pretrained(out)
     _save_tokenizer(model, loaded, out)
     plan: Any = loaded.locant_plan
