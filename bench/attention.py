@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parent / "results"
 PEER = "peer: huang4 by pairs"
 
 
-def by_pairs(scheme: locant.Scheme) -> speed.Attention:
+def by_pairs(scheme: locant.Scheme) -> speed.TimedAttention:
     def attention(q, k, v):
         length = q.shape[2]
         r = torch.arange(length) - torch.arange(length)[:, None]

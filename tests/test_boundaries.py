@@ -43,7 +43,7 @@ OPTIONAL = {
 
 LAZY = {
     ("cli", "*"): "start-up time: `locant COMMAND --help` must not import torch",
-    ("analysis", "hf"): "optional dependency: schemes, tables and theory are analysed without transformers",
+    ("analysis", "analysis"): "optional dependency: schemes, tables and theory are analysed without transformers",
 }
 """Imports of our own modules inside functions, (importer, imported), and why they are there."""
 

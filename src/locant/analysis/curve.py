@@ -1,14 +1,14 @@
-"""What a scheme does as a function of the offset r = key − query: one curve per head, or one for all heads.
+"""A scheme as curves over the offset r = key − query: one curve per head, or one for all heads.
 
 bias               added to the logit
 gain               the factor on q·k; for a vector gain, its mean over the head
-query, key, value  the length of the vector
-rotate             (R_0 x)·(R_r x) / x·x for x = (1, …, 1): how much of a product of equals is left
+query, key, value  the norm of the vector
+rotate             (R_0 x)·(R_r x) / x·x for x = (1, …, 1): the factor on q·k when q = k
 embed              cosine between the embeddings of positions p and p + r, p in the middle
-pair               added to the logit when all tokens are alike (q = k = (1, …, 1)), query at p
+pair               added to the logit when all tokens are the same (q = k = (1, …, 1)), query at p
 
-`kernels` takes the curve of TISA apart: a_s · exp(−|b_s| (r − c_s)²) for each of its kernels s; of the later version,
-the steps |a_s| · sigmoid(± (r − c_s) / b_s) inside its logarithm.
+`kernels` returns the parts that TISA's curve is the sum of: a_s · exp(−|b_s| (r − c_s)²) for each kernel s. For the
+later version, tisa2, they are the steps |a_s| · sigmoid(± (r − c_s) / b_s) inside its logarithm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from locant.schemes import Scheme
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity over the offset. values is [heads, offsets]; heads = 1 where all heads share it."""
+    """One quantity over the offset. `values` is [heads, offsets]; heads = 1 where all heads share it."""
 
     spec: str
     field: str
@@ -33,7 +33,7 @@ class Curve:
     values: list[list[float]]
 
     def rows(self) -> list[dict[str, str | int | float]]:
-        """Long form, for a csv file."""
+        """Returns the long form, for a csv file."""
         return [
             {"scheme": self.spec, "field": self.field, "head": head, "r": r, "value": value}
             for head, line in enumerate(self.values, start=1)
@@ -43,35 +43,36 @@ class Curve:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The curve of TISA and what it is the sum of, per head."""
+    """The curve of TISA and the kernels that it is the sum of, per head."""
 
     spec: str
     what: str
     r: list[int]
     total: list[list[float]]  # [heads, offsets]: the sum
     kernels: list[list[list[float]]]  # [heads, kernels, offsets]
-    amplitude: list[list[float]]  # [heads, kernels], and so are the two below
-    sharpness: list[list[float]]  # of the later version its inverse: how wide a step is
+    amplitude: list[list[float]]  # [heads, kernels], like the two below
+    sharpness: list[list[float]]  # for tisa2 its inverse: the width of a step
     offset: list[list[float]]
 
 
 WHAT = {
     "bias": "added to the logit",
     "gain": "factor on q·k",
-    "query": "length of the vector q meets",
-    "key": "length of the vector k meets",
-    "value": "length of the vector added to v",
-    "rotate": "share of q·k left, q = k",
+    "query": "norm of the vector multiplied by q",
+    "key": "norm of the vector multiplied by k",
+    "value": "norm of the vector added to v",
+    "rotate": "factor on q·k where q = k",
     "embed": "cosine of two embeddings",
-    "pair": "added to the logit, tokens alike",
+    "pair": "added to the logit, all tokens the same",
 }
+"""The quantity on the vertical axis, by the field of a curve."""
 
 
 @torch.no_grad()
 def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
-    """The curves of a scheme for r from −reach to reach; empty for a scheme that does nothing."""
+    """Returns the curves of a scheme for r from −reach to reach; an empty list for a scheme that does nothing."""
     if reach < 1:
-        raise ValueError(f"reach must be at least 1, got {reach}")
+        raise ValueError(f"reach must be 1 or more; got {reach}")
     if scheme.max_length is not None:
         reach = min(reach, (scheme.max_length - 1) // 2)
     r = torch.arange(-reach, reach + 1)

@@ -7,7 +7,7 @@ import math
 from locant.analysis.behaviour import Shift, Shuffle
 from locant.analysis.distance import Head
 from locant.analysis.inspection import Inspection
-from locant.analysis.invariance import Row, Structure
+from locant.analysis.invariance import InvarianceRow, Structure
 from locant.analysis.probe import Probed
 
 
@@ -24,7 +24,7 @@ def verdict(found: Inspection) -> list[str]:
     ]
 
 
-def _on_invariance(rows: list[Row]) -> list[str]:
+def _on_invariance(rows: list[InvarianceRow]) -> list[str]:
     sentences = []
     gram = next((row for row in rows if row.quantity == "E Eᵀ"), None)
     beside = next((row for row in rows if row.quantity == "E Eᵀ, i ≠ j"), None)

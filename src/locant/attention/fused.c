@@ -653,28 +653,29 @@ static void band_logits(const Call *call, const Tile *tile, const Operands *in, 
 static void scatter_logits(const Call *call, const Tile *tile, const Operands *in, float *logits, float *content) {
   const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call);
   const Tables *tables = in->tables;
-  if (tables->gain_rows) {
-    for (Int i = 0; i < n; i++)
+  const float scale = (float)call->scale;
+  Int columns[TILE];
+  if (!tables->gain_rows) content_products(call, tile, in->q, in, logits);
+  for (Int i = 0; i < n; i++) {
+    const float *q = in->q + i * width, *raw_q = in->raw_q + i * width;
+    float *row = logits + i * TILE_STRIDE;
+    for (Int j = 0; j < m; j++) columns[j] = column_of(call, tile, i, j);
+    if (tables->gain_rows)
       for (Int j = 0; j < m; j++) {
-        const float *gain = tables->gain_rows + column_of(call, tile, i, j) * width;
-        const float *q = in->q + i * width, *k = in->k + j * width;
+        const float *gain = tables->gain_rows + columns[j] * width, *k = in->k + j * width;
         vec sum = {0};
         for (Int x = 0; x < width; x += LANES) sum += load(q + x) * load(gain + x) * load(k + x);
-        logits[i * TILE_STRIDE + j] = sum_lanes(sum);
+        row[j] = sum_lanes(sum);
       }
-  } else
-    content_products(call, tile, in->q, in, logits);
-  keep_content(tile, logits, content);
-  const float scale = (float)call->scale;
-  for (Int i = 0; i < n; i++)
-    for (Int j = 0; j < m; j++) {
-      const Int column = column_of(call, tile, i, j);
-      float x = logits[i * TILE_STRIDE + j];
-      if (tables->gain) x *= tables->gain[column];
-      if (tables->query_rows) x += dot(width, in->raw_q + i * width, tables->query_rows + column * width);
-      if (tables->key_rows) x += dot(width, in->raw_k + j * width, tables->key_rows + column * width);
-      logits[i * TILE_STRIDE + j] = scale * x + (tables->bias ? tables->bias[column] : 0);
-    }
+    if (content) memcpy(content + i * TILE_STRIDE, row, (size_t)(4 * round_up(m, LANES)));
+    if (tables->gain)
+      for (Int j = 0; j < m; j++) row[j] *= tables->gain[columns[j]];
+    if (tables->query_rows)
+      for (Int j = 0; j < m; j++) row[j] += dot(width, raw_q, tables->query_rows + columns[j] * width);
+    if (tables->key_rows)
+      for (Int j = 0; j < m; j++) row[j] += dot(width, in->raw_k + j * width, tables->key_rows + columns[j] * width);
+    for (Int j = 0; j < m; j++) row[j] = scale * row[j] + (tables->bias ? tables->bias[columns[j]] : 0);
+  }
 }
 
 /* The logits of a tile, −∞ where hidden and in the lanes from m on. The memory around the tile holds any values.
@@ -981,26 +982,22 @@ static void allocate_table_gradients(const Call *call, Arena *arena, TableGradie
   if (call->dvalue) grads->value = allocate(arena, columns * VALUE_WIDTH(call));
 }
 
-/* For SCATTER: a row of a tile summed by column. All sums are zero, except those of the `count` columns in `columns`.
-   Gradients of tables are then short sums of short sums, which keeps their rounding small. */
+/* For SCATTER: a row of a tile summed by column. `columns` lists those with a sum; all other sums are zero. Gradients of
+   tables are then short sums of short sums, which keeps their rounding small. */
 typedef struct {
-  float *sum;          /* [PADDED_COLUMNS] */
-  Int *columns, count; /* [TILE] */
+  float *sum;      /* [PADDED_COLUMNS] */
+  int32_t *listed; /* [PADDED_COLUMNS], 1 if the column is in `columns` */
+  Int *columns, count;
 } ColumnSums;
 
-static void add_to_column(ColumnSums *sums, Int column, float x) {
+INLINE void add_to_column(ColumnSums *sums, Int column, float x) {
   if (x == 0) return;
-  int known = 0;
-  if (sums->sum[column] == 0) /* new, or a sum that has become 0 */
-    for (Int n = 0; n < sums->count && !known; n++) known = sums->columns[n] == column;
-  else
-    known = 1;
-  if (!known) sums->columns[sums->count++] = column;
+  if (!sums->listed[column]) sums->listed[column] = 1, sums->columns[sums->count++] = column;
   sums->sum[column] += x;
 }
 
-static void clear_columns(ColumnSums *sums) {
-  for (Int n = 0; n < sums->count; n++) sums->sum[sums->columns[n]] = 0;
+INLINE void clear_columns(ColumnSums *sums) {
+  for (Int n = 0; n < sums->count; n++) sums->sum[sums->columns[n]] = 0, sums->listed[sums->columns[n]] = 0;
   sums->count = 0;
 }
 
@@ -1043,6 +1040,7 @@ static void allocate_backward(const Call *call, Arena *arena, Backward *work) {
   work->column_sum = allocate(arena, either);
   allocate_table_gradients(call, arena, &work->head_grads);
   work->sums.sum = allocate(arena, PADDED_COLUMNS(call));
+  work->sums.listed = (int32_t *)allocate(arena, PADDED_COLUMNS(call));
   work->sums.columns = (Int *)allocate(arena, 2 * TILE);
   work->q_spans = (Span *)allocate(arena, (Int)(sizeof(Span) / 4) * (PADDED_QUERIES(call) / TILE));
   work->k_spans = (Span *)allocate(arena, (Int)(sizeof(Span) / 4) * (PADDED_KEYS(call) / TILE));

@@ -60,7 +60,8 @@ def observed(implementation: str) -> str:
 
 
 def _observed_attention(implementation: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return attention(module, *args, transformers_attention=_own_attention(implementation, module), **kwargs)
+    kwargs["transformers_attention"] = _own_attention(implementation, module)
+    return attention(module, *args, **kwargs)
 
 
 def _own_attention(implementation: str, module: nn.Module) -> AttentionFunction:

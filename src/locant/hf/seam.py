@@ -33,7 +33,8 @@ def through_seam(model: PreTrainedModel) -> Iterator[None]:
 
     The attention of a swapped model goes there already, and so it is in a block inside another one.
     """
-    if interface.is_ours(model.base_model.config._attn_implementation):
+    base: Any = model.base_model
+    if interface.is_ours(base.config._attn_implementation):
         yield
         return
     family = family_of(model)
@@ -46,7 +47,7 @@ def through_seam(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         if family.seam is not None:
-            family.seam.close(model.base_model)
+            family.seam.close(base)
         for config, implementation in before:
             config._attn_implementation_internal = implementation
 

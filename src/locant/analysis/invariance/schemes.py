@@ -1,4 +1,4 @@
-"""The logits of a scheme when all tokens are alike: what is left of it is position."""
+"""The logits of a scheme when all tokens are the same: they differ by position alone."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def scheme_logits(
     scheme: Scheme, *, length: int = LENGTH, n_heads: int = 1, head_dim: int = 64, causal: bool = False, draws: int = 8,
     seed: int = 0,
 ) -> Tensor:  # fmt: skip
-    """The logits [draws, heads, length, length] of a scheme when all tokens are alike, float64.
+    """Returns the logits [draws, heads, length, length] of a scheme when all tokens are the same, float64.
 
-    For a bias q = k = 0, and one draw: the bias itself. Otherwise one random q and one random k per draw and head, the
-    same at every position, so that whatever differs between pairs is due to position.
+    For a bias q = k = 0 and there is one draw: the bias itself. Otherwise each draw has one random q and one random k
+    per head, the same at every position, so that all differences between pairs are due to position.
     """
     if scheme.max_length is not None:
         length = min(length, scheme.max_length)

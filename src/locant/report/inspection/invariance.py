@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from locant.analysis.inspection import Inspection
-from locant.analysis.invariance import Row, Structure
+from locant.analysis.invariance import InvarianceRow, Structure
 from locant.report.figures import Cell, Figure, Grid, Heat, Lines, Series
 from locant.report.inspection.tensors import matrix
 from locant.report.page import Section
@@ -38,7 +38,7 @@ def invariance_section(found: Inspection) -> Section:
     return Section("Translation invariance", intro, tuple(figures))
 
 
-def _scores(rows: list[Row]) -> Grid:
+def _scores(rows: list[InvarianceRow]) -> Grid:
     stacks = any(row.stack for row in rows)
     header = (*(["stack"] if stacks else []), "what", "layer", "head", "positions", "R²", "interval", "control",
               "exactly")  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from locant.analysis import variance
 from locant.analysis.inspection import Inspection
-from locant.analysis.variance import Row, Variances
+from locant.analysis.variance import VarianceRow, Variances
 from locant.report.figures import Figure, Grid, Lines, Series, shortened
 from locant.report.page import Section
 
@@ -52,6 +52,6 @@ def _by_position(variances: Variances, step: str) -> list[Figure]:
     ]
 
 
-def _line(row: Row, name: str, *, dashed: bool = False) -> Series:
+def _line(row: VarianceRow, name: str, *, dashed: bool = False) -> Series:
     values = [shortened(value) for value in row.values]
     return Series(name, list(range(1, len(values) + 1)), values, dashed=dashed)

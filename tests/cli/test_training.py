@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import locant
-from locant.cli import app
 from locant.experiments.learned import curves_of, stored_curves
 from locant.hf import loading
 from locant.report.comparison import comparison_page
+from tests.command_line import locant_command
 
 TINY = "quick:length=16,longest=2,batch=4,layers=1,width=16,heads=2,vocabulary=300,evaluated=256"
 
@@ -23,7 +22,7 @@ def text(tmp_path_factory):
 
 
 def run(*words, code=0):
-    done = CliRunner().invoke(app, [str(word) for word in words])
+    done = locant_command(*words)
     assert done.exit_code == code, done.output
     return " ".join(done.output.split())
 
@@ -95,11 +94,3 @@ def test_mistakes_are_said_in_one_sentence_and_nothing_is_left(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert message in run(*words, code=2)
     assert not list(Path(tmp_path).glob("x/runs/*"))
-
-
-def test_compare_has_at_most_eight_flags():
-    import inspect
-
-    from locant import cli_experiments
-
-    assert len(inspect.signature(cli_experiments.compare).parameters) - 1 <= 8
