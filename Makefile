@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+C_FILES := src/locant/attention/fused.c tests/attention/fused_fuzz.c
 
 .PHONY: demo test lint types format clean
 
@@ -14,6 +15,8 @@ test: $(VENV)/ready lint types
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+	$(BIN)/oxlint --deny-warnings src/locant/report/page.js
 
 types: $(VENV)/ready
 	$(BIN)/mypy
@@ -21,6 +24,7 @@ types: $(VENV)/ready
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES)
 
 # torch first and by exact version: a plain "torch" may pull gigabytes of GPU libraries.
 $(VENV)/ready: pyproject.toml constraints.txt

@@ -16,7 +16,7 @@ from measuring import RESULTS, command_line, print_versions
 import locant
 from locant.analysis import speed
 from locant.attention.build import build
-from locant.report import speed as report
+from locant.report.speed import cost_line, draw_costs, write_costs
 
 HEADS, SIZE, TOKENS = 12, 64, 4096
 EVERYTHING = 8191  # a clip that clips nothing at the lengths of this benchmark
@@ -26,7 +26,7 @@ LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
 PEER = "peer: huang4 by pairs"
 
 
-def by_pairs(scheme: locant.Scheme) -> speed.Attention:
+def by_pairs(scheme: locant.Scheme) -> speed.TimedAttention:
     def attention(q, k, v):
         length = q.shape[2]
         r = torch.arange(length) - torch.arange(length)[:, None]
@@ -57,7 +57,7 @@ def main() -> None:
         for cost in speed.costs(
             attentions, what, length=length, batch=batch, heads=HEADS, size=SIZE, repeats=max(3, repeats)
         ):
-            print(report.line(cost), flush=True)
+            print(cost_line(cost), flush=True)
             rows.append(cost)
 
     full = locant.scheme(f"huang4:clip={EVERYTHING}", n_heads=HEADS, head_dim=SIZE)
@@ -77,9 +77,9 @@ def main() -> None:
         if biases:
             measure(biases, speed.DECODING, length, batch, 60)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    report.write_csv(rows, options.out)
+    write_costs(rows, options.out)
     if len(options.lengths) > 1:
-        report.draw([row for row in rows if row.what != speed.DECODING], options.out.with_suffix(".png"))
+        draw_costs([row for row in rows if row.what != speed.DECODING], options.out.with_suffix(".png"))
     print(f"written: {options.out}")
 
 

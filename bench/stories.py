@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from measuring import RESULTS, command_line, write_csv
 
 import locant
-from locant.adaptation.adapting import CAUSAL, held_out, trained_on
+from locant.adaptation.adapting import CAUSAL_LENGTH, held_out, trained_on
 from locant.experiments.run import quiet
 from locant.hf import llama2c
 from locant.runs.text_source import read
@@ -131,7 +131,7 @@ def main() -> None:
     for spec in arguments.specs:
         model, where = copy.deepcopy(original), arguments.keep / f"{spec}-{arguments.budget}".replace(":", "-")
         fitted = copy.deepcopy(original)
-        locant.fit(fitted, spec, trained_on(lines), tokenizer=tokenizer, length=CAUSAL, queries=True)
+        locant.fit(fitted, spec, trained_on(lines), tokenizer=tokenizer, length=CAUSAL_LENGTH, queries=True)
         add(spec, 0, "fitted", fitted)
         if not (where / "DONE").exists():
             done = locant.adapt(

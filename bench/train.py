@@ -26,8 +26,9 @@ from measuring import RESULTS, command_line, in_turn, print_versions, ratios, sp
 from startup import seconds_to_first_step
 
 from locant.experiments import arms, comparison
-from locant.experiments.run import Run, execute, quiet, setting
-from locant.experiments.tasks import task
+from locant.experiments.run import execute, load_setting, quiet
+from locant.experiments.tasks import find_task
+from locant.experiments.work import Run
 from locant.runs import files, run_folder
 from locant.runs.budget import Budget
 
@@ -47,7 +48,7 @@ class Stepper:
     """Bare training steps of one arm."""
 
     def __init__(self, found: comparison.Comparison, out: Path, spec: str) -> None:
-        self.here, self.job = setting(found.work, out / comparison.DATA), task("clm")
+        self.here, self.job = load_setting(found.work, out / comparison.DATA), find_task("clm")
         self.model = arms.build(self.job, self.here, "gpt2", spec, seed=0).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.examples = self.job.examples(self.here, 0, found.work.steps * found.work.preset.batch)

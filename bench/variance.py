@@ -39,7 +39,7 @@ def mean(tables: list[variance.Variances]) -> variance.Variances:
     rows = []
     for same in zip(*(table.rows for table in tables), strict=True):
         values = torch.tensor([row.values for row in same]).mean(0)
-        rows.append(variance.Row(same[0].layer, same[0].step, same[0].source, tuple(values.tolist())))
+        rows.append(variance.VarianceRow(same[0].layer, same[0].step, same[0].source, tuple(values.tolist())))
     return variance.Variances(tuple(rows))
 
 

@@ -45,3 +45,13 @@ def visit(browser):
     for context in contexts:
         context.close()
     assert problems == []
+
+
+@pytest.fixture
+def quick_inspection(monkeypatch):
+    """Inspections with small sizes."""
+    from locant.analysis import inspection
+    from tests.inspections import QUICK
+
+    for name, value in QUICK.items():
+        monkeypatch.setattr(inspection, name, value)

@@ -25,6 +25,8 @@ before = set(sys.modules)
 assert locant.attend and locant.scheme("tisa", n_heads=2) and locant.testing.check_scheme
 added = set(sys.modules) - before
 assert not [name for name in slow if name in added], "locant.attend"
+from locant.analysis import behaviour, curve, invariance, properties, speed, text, variance
+assert "transformers" not in sys.modules, "analyses of schemes, tables and theory need torch alone"
 """
 
 

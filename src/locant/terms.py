@@ -1,4 +1,4 @@
-"""What a position scheme adds to attention, as tables over offsets.
+"""`Terms`: the tables over offsets that a position scheme adds to attention.
 
 Sign convention, everywhere in locant: **r = key position − query position** (r = j − i).
 
@@ -8,7 +8,7 @@ For one head, with query q_i, key k_j, value v_j and the offset r between them:
     out_i    = Σ_j softmax(logit)_ij · (v_j + u_r)
 
 `Terms` holds G (gain), a (query), c (key), s (score), b (bias) and u (value). R is `Scheme.rotate`.
-What a scheme leaves out is neutral: gain 1, everything else 0.
+A term that a scheme leaves out is neutral: gain 1, everything else 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 class Pair(Protocol):
-    """A logit that is not a function of the offset alone (FIRE, CoPE): the one escape hatch."""
+    """A logit that is not a function of the offset alone (FIRE, CoPE)."""
 
     def __call__(
         self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float, visible: Tensor | None
@@ -31,9 +31,9 @@ class Pair(Protocol):
 
         q [B, H, Lq, D] and k [B, H, Lk, D] are unrotated and in float32 or wider; positions are [B or 1, L].
         `visible` is None or a bool tensor that broadcasts to [B, H, Lq, Lk]; True where the query sees the key.
-        Must not depend on which other queries are in `q`: attention calls it on slices of the rows, and calls it again
-        in the backward pass; a scheme therefore takes its parameters in `terms` and not here (see `fire.py`).
-        Returns four dimensions that broadcast to [B, H, Lq, Lk].
+        The result has four dimensions that broadcast to [B, H, Lq, Lk]. It must not depend on the other queries in
+        `q`: attention calls this function on slices of the rows, and again in the backward pass. A scheme therefore
+        reads its parameters in `terms` and not here (see `fire.py`).
         """
         ...
 
@@ -43,7 +43,7 @@ TABLES = ("bias", "score", "gain", "query", "key", "value")
 
 @dataclass(frozen=True)
 class Terms:
-    """Tables with one column per offset asked for. H heads (1 = shared by all heads), R offsets, D head size."""
+    """Tables with one column for each of R offsets. H is the number of heads, or 1 if shared; D is the head size."""
 
     bias: Tensor | None = None  # [H, R]               added to the logit, after scaling
     score: Tensor | None = None  # [H, R]              added to the logit, before scaling
@@ -51,10 +51,10 @@ class Terms:
     query: Tensor | None = None  # [H, R, D]           scale · q·query[r]
     key: Tensor | None = None  # [H, R, D]             scale · k·key[r]
     value: Tensor | None = None  # [H, R, D]           added to v under the softmax
-    pair: Pair | None = None
+    pair: Pair | None = None  #                        added to the logit, after scaling
 
     def tables(self) -> dict[str, Tensor]:
-        """The tables that are there, by name."""
+        """The tables that are not None, by name."""
         return {name: x for name in TABLES if (x := getattr(self, name)) is not None}
 
     def used(self) -> tuple[str, ...]:
@@ -70,6 +70,7 @@ class Terms:
         return self._each(lambda table: table[:, first : first + count])
 
     def to(self, dtype: torch.dtype) -> Terms:
+        """The same terms with all tables in `dtype`."""
         if all(table.dtype == dtype for table in self.tables().values()):
             return self
         return self._each(lambda table: table.to(dtype))
@@ -79,7 +80,7 @@ class Terms:
         return replace(self, **changed)
 
     def __add__(self, other: Terms) -> Terms:
-        """Two schemes at once: everything adds, gains multiply."""
+        """The terms of two schemes used together: gains multiply, everything else adds."""
         return Terms(
             bias=_add(self.bias, other.bias),
             score=_add(self.score, other.score),

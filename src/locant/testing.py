@@ -2,26 +2,26 @@
 
     locant.testing.check_scheme(MyScheme(n_heads=4))
 
-raises an AssertionError that names the laws that fail. What they are:
+raises an AssertionError that names the laws that fail. The laws:
 
     tables       the terms have a column per offset, fit the heads and are float32 or wider even for a bfloat16 model
     locality     a column depends on its own offset alone: terms(r)[part] = terms(r[part]), and an embedding on its
-                 own position; asking twice gives the same, and changes nothing
+                 own position; a second call gives the same, and a call changes no state
     rows         a batch of sequences, each with positions of its own, equals the sequences one by one
-    shift        moving every position by the same amount changes nothing, exactly where `shift_invariant` says so
-    decode       one query at a time, as with a cache, equals the full pass, where `incremental` says so
-    irregular    positions with gaps and in any order give the same logits as picking them out of the full matrix,
-                 where `pairwise` says so
+    shift        if and only if `shift_invariant`, moving every position by the same amount changes nothing
+    decode       if `incremental`, one query at a time, as with a cache, equals the full pass
+    irregular    if `pairwise`, positions with gaps and in any order give the same logits as the full matrix at those
+                 positions
     gradient     autograd agrees with finite differences in float64, for q, k, v and every parameter
-    reach        beyond `reach`, if it has one, the terms no longer change
-    back ends    every back end that takes the scheme agrees with `eager`, also with fewer key/value heads
+    reach        if the scheme has a `reach`, its terms do not change beyond it
+    back ends    every back end that supports the scheme agrees with `eager`, also with fewer key/value heads
     far away     values at |r| = 100,000 are finite
-    parameters   their number is `parameter_count()`, and each of them changes something
+    parameters   their number is `parameter_count()`, and each of them has an effect
     spec         str(scheme) builds the same scheme again
     state        state_dict into a fresh scheme gives the same logits
 
-The laws run on a copy whose parameters are moved away from where they start: a scheme that starts at zero effect
-would pass most of them by doing nothing.
+The laws run on a copy with changed parameters: a scheme whose initial parameters have no effect would pass most laws
+by doing nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from locant.attention import BACKENDS, attend, eager
 from locant.attention.request import prepare
-from locant.schemes import SCHEMES, Scheme, Sum
+from locant.schemes import SCHEMES, Scheme
 from locant.schemes.base import DIMS
 from locant.spec import scheme as from_spec
 
@@ -47,7 +47,7 @@ FAR = 100_000
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one law: passed True, False or None (does not apply), and why."""
+    """The result of one law: `passed` is True, False, or None if the law does not apply; `detail` is the reason."""
 
     law: str
     passed: bool | None
@@ -55,11 +55,11 @@ class Outcome:
 
 
 class NotApplicable(Exception):
-    """Raised by a law that says nothing about this scheme."""
+    """A law does not apply to this scheme."""
 
 
 def check_scheme(scheme: Scheme, *, seed: int = 0) -> list[Outcome]:
-    """Runs every law on a scheme; raises AssertionError with all failures, returns the outcomes if there are none."""
+    """The outcomes of all laws for a scheme; AssertionError with all failures if there are any."""
     outcomes = list(run_laws(scheme, seed=seed))
     failed = [outcome for outcome in outcomes if outcome.passed is False]
     if failed:
@@ -69,14 +69,14 @@ def check_scheme(scheme: Scheme, *, seed: int = 0) -> list[Outcome]:
 
 
 def run_laws(scheme: Scheme, *, seed: int = 0) -> Iterator[Outcome]:
-    """Every law, one outcome at a time."""
+    """The outcomes of all laws for a scheme, one at a time."""
     if not isinstance(scheme, Scheme):
         raise TypeError(f"check_scheme takes a Scheme, got {type(scheme).__name__}")
     for law, run in LAWS.items():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
-                run(Bench(scheme))
+                run(Subject(scheme))
                 yield Outcome(law, True)
             except NotApplicable as reason:
                 yield Outcome(law, None, str(reason))
@@ -85,8 +85,8 @@ def run_laws(scheme: Scheme, *, seed: int = 0) -> Iterator[Outcome]:
                 yield Outcome(law, False, f"{kind}{problem}")
 
 
-class Bench:
-    """A scheme under test, moved away from its starting point, with random q, k and v that fit it."""
+class Subject:
+    """A scheme under test, in float64 and with changed parameters, and random q, k and v that fit it."""
 
     def __init__(self, scheme: Scheme, batch: int = 2, length: int = 11) -> None:
         self.original = scheme
@@ -100,20 +100,20 @@ class Bench:
         self.q, self.k, self.v = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
 
     def logits(self, pick: Tensor, pos: Tensor, scheme: Scheme | None = None) -> Tensor:
-        """Logits among the tokens `pick`, standing at `pos`."""
+        """Logits of the tokens `pick`, at the positions `pos`."""
         scheme = scheme or self.scheme
         q, k, v = (x[:, :, pick] for x in (self.q, self.k, self.v))
         return eager.logits(prepare(q, k, v, scheme, q_pos=pos, k_pos=pos))
 
 
-def _tables(bench: Bench) -> None:
+def _tables(subject: Subject) -> None:
     for dtype in (torch.float64, torch.bfloat16):
-        scheme = copy.deepcopy(bench.scheme).to(dtype)
-        q = bench.q.to(dtype)
-        request = prepare(q, bench.k.to(dtype), bench.v.to(dtype), scheme)  # checks shapes, heads and dtypes
+        scheme = copy.deepcopy(subject.scheme).to(dtype)
+        q = subject.q.to(dtype)
+        request = prepare(q, subject.k.to(dtype), subject.v.to(dtype), scheme)  # checks shapes, heads and dtypes
         turned_q, turned_k = scheme.rotate(request.q, request.k, request.q_pos, request.k_pos)
         _require((turned_q.shape, turned_k.shape) == (request.q.shape, request.k.shape), "rotate changes the shape")
-        pos = torch.arange(bench.length)
+        pos = torch.arange(subject.length)
         embedded = scheme.embed(pos)
         if embedded is not None:
             _require(embedded.shape[:1] == pos.shape and embedded.ndim == 2, "embed must give [*pos.shape, d_model]")
@@ -122,120 +122,122 @@ def _tables(bench: Bench) -> None:
             _require(rows is not None and rows.shape[:2] == (2, len(pos)), "embed must take positions per batch row")
 
 
-def _locality(bench: Bench) -> None:
-    n = 300 if bench.scheme.max_length is None else bench.scheme.max_length - 1
+def _locality(subject: Subject) -> None:
+    n = 300 if subject.scheme.max_length is None else subject.scheme.max_length - 1
     r = torch.arange(-n, n + 1)
     kept, random = r.clone(), torch.get_rng_state()
-    whole = bench.scheme.terms(r)
-    again = bench.scheme.terms(r)
+    whole = subject.scheme.terms(r)
+    again = subject.scheme.terms(r)
     _require(torch.equal(r, kept), "terms changes the offsets it is given")
     _require(torch.equal(random, torch.get_rng_state()), "terms draws random numbers")
     for name, table in again.tables().items():
-        _require(torch.equal(table, whole.tables()[name]), f"{name} differs when asked for a second time")
+        _require(torch.equal(table, whole.tables()[name]), f"{name} differs in a second call")
     for part in (slice(0, 1), slice(n, n + 1), slice(n - 10, n + 12), slice(2 * n, 2 * n + 1), slice(0, 2 * n + 1, 7)):
-        for name, table in bench.scheme.terms(r[part]).tables().items():
+        for name, table in subject.scheme.terms(r[part]).tables().items():
             error = _distance(table, whole.tables()[name][:, part])
             _require(
                 error < TIGHT, f"{name} for r = {r[part].tolist()[:3]}… differs by {error:.1e} from the full range"
             )
-    pos = torch.arange(bench.length)
-    embedded = bench.scheme.embed(pos)
+    pos = torch.arange(subject.length)
+    embedded = subject.scheme.embed(pos)
     for pick in (pos[:1], pos[-1:], pos.flip(0)[::2]):
-        own = bench.scheme.embed(pick)
+        own = subject.scheme.embed(pick)
         if embedded is not None and own is not None:
             _require(_distance(own, embedded[pick]) < TIGHT, f"the embedding of {pick.tolist()} depends on the others")
     if embedded is None and not whole.tables():
         raise NotApplicable("neither tables over the offset nor an embedding")
 
 
-def _rows(bench: Bench) -> None:
-    n = bench.length
+def _rows(subject: Subject) -> None:
+    n = subject.length
     pos = torch.stack([torch.randperm(n), torch.arange(n).flip(0)])
     mask = torch.rand(2, 1, n, n) < 0.8
-    together = attend(bench.q, bench.k, bench.v, bench.scheme, q_pos=pos, k_pos=pos, mask=mask, impl="eager")
-    embedded = bench.scheme.embed(pos)
+    together = attend(subject.q, subject.k, subject.v, subject.scheme, q_pos=pos, k_pos=pos, mask=mask, impl="eager")
+    embedded = subject.scheme.embed(pos)
     for row in range(2):
         one = slice(row, row + 1)
-        q, k, v = bench.q[one], bench.k[one], bench.v[one]
-        alone = attend(q, k, v, bench.scheme, q_pos=pos[one], k_pos=pos[one], mask=mask[one], impl="eager")
+        q, k, v = subject.q[one], subject.k[one], subject.v[one]
+        alone = attend(q, k, v, subject.scheme, q_pos=pos[one], k_pos=pos[one], mask=mask[one], impl="eager")
         error = _distance(together[one], alone)
         _require(error < TIGHT, f"sequence {row} of a batch differs by {error:.1e} from the same sequence alone")
-        alone_embedded = bench.scheme.embed(pos[row])
+        alone_embedded = subject.scheme.embed(pos[row])
         if embedded is not None and alone_embedded is not None:
             _require(
                 _distance(embedded[row], alone_embedded) < TIGHT, f"the embedding of row {row} depends on the batch"
             )
 
 
-def _shift(bench: Bench) -> None:
-    pos = torch.arange(bench.length)
-    limit = bench.scheme.max_length
-    before, embedded = bench.logits(pos, pos), bench.scheme.embed(pos)
+def _shift(subject: Subject) -> None:
+    pos = torch.arange(subject.length)
+    limit = subject.scheme.max_length
+    before, embedded = subject.logits(pos, pos), subject.scheme.embed(pos)
     change, tried = 0.0, 0
-    # Where a shift must show, go far: a threshold may lie anywhere.
-    for by in (1, 100, FAR) if bench.scheme.shift_invariant else (1, 100, FAR, 100 * FAR):
-        if limit is not None and by + bench.length > limit:
+    # A scheme that depends on the position may do so only far out: try large shifts.
+    for by in (1, 100, FAR) if subject.scheme.shift_invariant else (1, 100, FAR, 100 * FAR):
+        if limit is not None and by + subject.length > limit:
             continue
         tried += 1
-        moved = bench.scheme.embed(pos + by)
+        moved = subject.scheme.embed(pos + by)
         if embedded is not None and moved is not None:
             change = max(change, _distance(embedded, moved))
-        change = max(change, _distance(before, bench.logits(pos, pos + by)))
+        change = max(change, _distance(before, subject.logits(pos, pos + by)))
     if not tried:
         raise NotApplicable(f"there is no room for a shift within {limit} positions")
-    if bench.scheme.shift_invariant:
+    if subject.scheme.shift_invariant:
         # Angles of p = 100,000 carry rounding of 1e-11 even in float64.
         _require(change < 1e-6, f"declared shift-invariant, but a shift changes logits or embeddings by {change:.1e}")
     else:
         _require(change > 1e-6, "declared not shift-invariant, but no shift changes anything")
 
 
-def _decode(bench: Bench) -> None:
-    if not bench.scheme.incremental:
-        raise NotApplicable("the scheme says that later keys change what earlier queries see")
-    n = bench.length
-    full = attend(bench.q, bench.k, bench.v, bench.scheme, causal=True, impl="eager")
+def _decode(subject: Subject) -> None:
+    if not subject.scheme.incremental:
+        raise NotApplicable("not incremental: later keys change the output of earlier queries")
+    n = subject.length
+    full = attend(subject.q, subject.k, subject.v, subject.scheme, causal=True, impl="eager")
     for i in (0, n // 2, n - 1):
         past = slice(0, i + 1)
-        one = attend(bench.q[:, :, i : i + 1], bench.k[:, :, past], bench.v[:, :, past], bench.scheme, impl="eager")
+        one = attend(
+            subject.q[:, :, i : i + 1], subject.k[:, :, past], subject.v[:, :, past], subject.scheme, impl="eager"
+        )
         error = _distance(one, full[:, :, i : i + 1])
         _require(error < TIGHT, f"query {i} alone differs by {error:.1e} from the full pass")
 
 
-def _irregular(bench: Bench) -> None:
-    if not bench.scheme.pairwise:
-        raise NotApplicable("the scheme says that the logit of a pair depends on other keys")
-    pos = torch.arange(bench.length)
-    full = bench.logits(pos, pos)
+def _irregular(subject: Subject) -> None:
+    if not subject.scheme.pairwise:
+        raise NotApplicable("not pairwise: the logit of a pair depends on other keys")
+    pos = torch.arange(subject.length)
+    full = subject.logits(pos, pos)
     for pick in (pos[torch.randperm(len(pos))], pos[::3], pos.flip(0)[:3]):
-        error = _distance(bench.logits(pick, pick), full[:, :, pick][..., pick])
+        error = _distance(subject.logits(pick, pick), full[:, :, pick][..., pick])
         _require(error < TIGHT, f"positions {pick.tolist()} differ by {error:.1e} from the full matrix")
-    if bench.scheme.max_length is None:
-        # A gap so wide that the offsets are no longer consecutive, against the same pairs one key at a time.
+    if subject.scheme.max_length is None:
+        # With a gap so wide that the offsets are not consecutive, compare with one key at a time.
         apart = torch.tensor([0, 3, 5_000, 5_001])
-        picked = torch.arange(4).clamp(max=bench.length - 1)
-        together = bench.logits(picked, apart)
-        q, k, v = (x[:, :, picked] for x in (bench.q, bench.k, bench.v))
+        picked = torch.arange(4).clamp(max=subject.length - 1)
+        together = subject.logits(picked, apart)
+        q, k, v = (x[:, :, picked] for x in (subject.q, subject.k, subject.v))
         for j in range(4):
             one = eager.logits(
-                prepare(q, k[:, :, j : j + 1], v[:, :, j : j + 1], bench.scheme, q_pos=apart, k_pos=apart[j : j + 1])
+                prepare(q, k[:, :, j : j + 1], v[:, :, j : j + 1], subject.scheme, q_pos=apart, k_pos=apart[j : j + 1])
             )
             error = _distance(one, together[..., j : j + 1])
             _require(error < TIGHT, f"key {apart[j]} alone differs by {error:.1e} from positions {apart.tolist()}")
 
 
-def _gradient(bench: Bench) -> None:
-    n = min(5, bench.length)
-    q, k, v = (x[:1, :, :n].clone().requires_grad_() for x in (bench.q, bench.k, bench.v))
-    names = [name for name, _ in bench.scheme.named_parameters()]
-    # Other values than the module holds: a scheme that looks at the module itself later on is found out.
-    values = [(x + 0.05 * torch.randn_like(x)).detach().requires_grad_() for x in bench.scheme.parameters()]
+def _gradient(subject: Subject) -> None:
+    n = min(5, subject.length)
+    q, k, v = (x[:1, :, :n].clone().requires_grad_() for x in (subject.q, subject.k, subject.v))
+    names = [name for name, _ in subject.scheme.named_parameters()]
+    # Other values than those of the module: a scheme that reads the module after `terms` then fails.
+    values = [(x + 0.05 * torch.randn_like(x)).detach().requires_grad_() for x in subject.scheme.parameters()]
     pos = torch.arange(n)
 
     class Whole(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.scheme = bench.scheme
+            self.scheme = subject.scheme
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
             embedded = self.scheme.embed(pos)
@@ -249,61 +251,61 @@ def _gradient(bench: Bench) -> None:
         result: tuple[Tensor, ...] = torch.func.functional_call(whole, named, (q, k, v))
         return result
 
-    pairs = bench.scheme.terms(pos).pair is not None
-    for chunk in (eager.CHUNK, 1) if pairs else (eager.CHUNK,):  # in slices, `pair` runs again in the backward pass
+    pairs = subject.scheme.terms(pos).pair is not None
+    for chunk in (eager.CHUNK, 1) if pairs else (eager.CHUNK,):  # in slices, the backward pass calls `pair` again
         with _slices_of(chunk):
             _require(torch.autograd.gradcheck(run, (q, k, v, *values), fast_mode=True), "gradcheck failed")
 
 
-def _back_ends(bench: Bench) -> None:
-    pos = torch.arange(bench.length) + 3
-    mask = torch.rand(bench.q.shape[0], 1, bench.length, bench.length) < 0.7
+def _back_ends(subject: Subject) -> None:
+    pos = torch.arange(subject.length) + 3
+    mask = torch.rand(subject.q.shape[0], 1, subject.length, subject.length) < 0.7
     cases: dict[str, dict[str, Any]] = {
         "plain": {},
         "causal": {"causal": True},
         "masked": {"causal": True, "mask": mask, "q_pos": pos, "k_pos": pos},
         "one key head": {"causal": True},
     }
-    narrow = copy.deepcopy(bench.scheme).float()
-    taken = False
-    for name in ("fused", "sdpa"):  # flex would have to be compiled first
-        for scheme, dtype in ((bench.scheme, torch.float64), (narrow, torch.float32)):
-            q, k, v = (x.to(dtype) for x in (bench.q, bench.k, bench.v))
+    narrow = copy.deepcopy(subject.scheme).float()
+    supported = False
+    for name in ("fused", "sdpa"):  # not flex, which takes long to compile
+        for scheme, dtype in ((subject.scheme, torch.float64), (narrow, torch.float32)):
+            q, k, v = (x.to(dtype) for x in (subject.q, subject.k, subject.v))
             if BACKENDS[name].unsupported(prepare(q, k, v, scheme)) is not None:
                 continue
-            taken = True
+            supported = True
             for case, how in cases.items():
                 few = slice(1 if case == "one key head" else None)
-                wide = [bench.q, bench.k[:, few], bench.v[:, few]]
+                wide = [subject.q, subject.k[:, few], subject.v[:, few]]
                 given = [x.to(dtype) for x in wide]
-                truth = attend(wide[0], wide[1], wide[2], bench.scheme, impl="eager", **how)
-                # float32 may be as wrong as the reference itself is in float32
+                truth = attend(wide[0], wide[1], wide[2], subject.scheme, impl="eager", **how)
+                # in float32 the reference is wrong too: allow a few times its error
                 own = attend(given[0], given[1], given[2], scheme, impl="eager", **how)
                 rounding = 40 * torch.finfo(dtype).eps * float(truth.detach().abs().max())
                 allowed = TIGHT + 4 * _distance(own.double(), truth) + rounding
                 error = _distance(attend(given[0], given[1], given[2], scheme, impl=name, **how).double(), truth)
                 _require(error <= allowed, f"{name}, {case}, {dtype}: differs from eager by {error:.1e}")
             break
-    if not taken:
-        raise NotApplicable("only eager takes it")
+    if not supported:
+        raise NotApplicable("only eager supports it")
 
 
-def _reach(bench: Bench) -> None:
-    reach = bench.scheme.reach
+def _reach(subject: Subject) -> None:
+    reach = subject.scheme.reach
     if reach is None:
-        raise NotApplicable("it has none: terms go on changing")
+        raise NotApplicable("no reach: its terms change at every distance")
     r = torch.cat([torch.arange(reach, reach + 50), torch.tensor([reach * 3 + 100, FAR + reach])])
     for side in (r, -r):
-        for name, table in bench.scheme.terms(side).tables().items():
+        for name, table in subject.scheme.terms(side).tables().items():
             error = _distance(table, table[:, :1].expand_as(table))
             _require(error == 0, f"{name} changes by {error:.1e} beyond reach={reach}")
 
 
-def _far_away(bench: Bench) -> None:
-    scheme = copy.deepcopy(bench.scheme).float()
+def _far_away(subject: Subject) -> None:
+    scheme = copy.deepcopy(subject.scheme).float()
     for name, table in scheme.terms(torch.tensor([-FAR, FAR])).tables().items():
         _require(table.isfinite().all(), f"{name} is not finite at |r| = {FAR:,}")
-    q, k, v = (x[:, :, :2].float() for x in (bench.q, bench.k, bench.v))
+    q, k, v = (x[:, :, :2].float() for x in (subject.q, subject.k, subject.v))
     there = torch.tensor([0, FAR])[: q.shape[2]]
     for causal in (True, False):
         out = attend(q, k, v, scheme, q_pos=there, k_pos=there, causal=causal, impl="eager")
@@ -313,48 +315,50 @@ def _far_away(bench: Bench) -> None:
         _require(embedded is None or embedded.isfinite().all(), f"the embedding of position {FAR:,} is not finite")
 
 
-def _parameters(bench: Bench) -> None:
-    there, formula = sum(p.numel() for p in bench.scheme.parameters()), bench.scheme.parameter_count()
-    _require(there == formula, f"there are {there} parameters, parameter_count() says {formula}")
-    pos = torch.arange(bench.length)
-    before, embedded = _effects(bench, pos)
-    for name, parameter in bench.scheme.named_parameters():
+def _parameters(subject: Subject) -> None:
+    count, formula = sum(p.numel() for p in subject.scheme.parameters()), subject.scheme.parameter_count()
+    _require(count == formula, f"it has {count} parameters, but parameter_count() is {formula}")
+    pos = torch.arange(subject.length)
+    before, embedded = _effects(subject, pos)
+    for name, parameter in subject.scheme.named_parameters():
         if parameter.numel() == 0:
             continue
         value = parameter.detach().clone()
         with torch.no_grad():
             parameter.add_(0.1 * torch.randn_like(parameter))
-        after, moved = _effects(bench, pos)
+        after, moved = _effects(subject, pos)
         with torch.no_grad():
             parameter.copy_(value)
         same = _distance(after, before) == 0 and (moved is None or embedded is None or _distance(moved, embedded) == 0)
         _require(not same, f"{name} changes neither logits nor outputs nor embeddings")
 
 
-def _spec(bench: Bench) -> None:
-    again = _rebuild(bench.original)
-    _require(str(again) == str(bench.original), f"{bench.original} builds {again}")
-    shapes = [{name: x.shape for name, x in s.state_dict().items()} for s in (bench.original, again)]
+def _spec(subject: Subject) -> None:
+    again = _rebuild(subject.original)
+    _require(str(again) == str(subject.original), f"{subject.original} builds {again}")
+    shapes = [{name: x.shape for name, x in s.state_dict().items()} for s in (subject.original, again)]
     _require(shapes[0] == shapes[1], f"the rebuilt scheme has other parameters: {shapes}")
 
 
-def _state(bench: Bench) -> None:
-    pos = torch.arange(bench.length)
-    again = _rebuild(bench.original).double()
-    again.load_state_dict(bench.scheme.state_dict())
-    _require(torch.equal(bench.logits(pos, pos, again), bench.logits(pos, pos)), "logits differ after load_state_dict")
-    first, second = again.embed(pos), bench.scheme.embed(pos)
+def _state(subject: Subject) -> None:
+    pos = torch.arange(subject.length)
+    again = _rebuild(subject.original).double()
+    again.load_state_dict(subject.scheme.state_dict())
+    _require(
+        torch.equal(subject.logits(pos, pos, again), subject.logits(pos, pos)), "logits differ after load_state_dict"
+    )
+    first, second = again.embed(pos), subject.scheme.embed(pos)
     _require((first is None) == (second is None), "one of the two has an embedding")
     if first is not None and second is not None:
         _require(torch.equal(first, second), "embeddings differ after load_state_dict")
 
 
-def _effects(bench: Bench, pos: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Everything a scheme can change: logits and outputs, near and far, and embeddings."""
-    far = pos * 40 if bench.scheme.max_length is None else pos
-    parts = [bench.logits(pos, pos), bench.logits(pos, far)]
-    parts.append(attend(bench.q, bench.k, bench.v, bench.scheme, impl="eager"))
-    return torch.cat([part.detach().flatten() for part in parts]), bench.scheme.embed(pos)
+def _effects(subject: Subject, pos: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Everything that a scheme affects: logits, at short and long distances, outputs, and embeddings."""
+    far = pos * 40 if subject.scheme.max_length is None else pos
+    parts = [subject.logits(pos, pos), subject.logits(pos, far)]
+    parts.append(attend(subject.q, subject.k, subject.v, subject.scheme, impl="eager"))
+    return torch.cat([part.detach().flatten() for part in parts]), subject.scheme.embed(pos)
 
 
 @contextmanager
@@ -367,25 +371,26 @@ def _slices_of(chunk: int) -> Iterator[None]:
 
 
 def _require(holds: bool | Tensor, otherwise: str) -> None:
-    """assert, but also under python -O."""
+    """An assertion that python -O does not remove."""
     if not holds:
         raise AssertionError(otherwise)
 
 
 def _rebuild(scheme: Scheme) -> Scheme:
-    parts = scheme.schemes() if isinstance(scheme, Sum) else [scheme]
+    """A new scheme from the spec of this one, which need not be registered."""
+    parts = [part for part in scheme.modules() if isinstance(part, Scheme)]
     known = {**SCHEMES, **{part.name(): type(part) for part in parts}}
     return from_spec(str(scheme), schemes=known, **{dim: getattr(scheme, dim, None) for dim in DIMS})
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """Largest difference, relative to values above 1."""
+    """The largest difference of two tensors, relative to `b` where it exceeds 1."""
     if a.numel() == 0:
         return 0.0
     return float(((a - b).detach().abs() / b.detach().abs().clamp(min=1.0)).max())
 
 
-LAWS: dict[str, Callable[[Bench], None]] = {
+LAWS: dict[str, Callable[[Subject], None]] = {
     "tables": _tables,
     "locality": _locality,
     "rows": _rows,

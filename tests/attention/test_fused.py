@@ -359,11 +359,27 @@ def test_operators_are_well_formed():
     q, k, v = (x.requires_grad_() for x in tensors(2, 2, 1, 20, 20, 8))
     terms = scheme.terms(torch.arange(-19, 20))
     pos = torch.arange(20).expand(2, -1)
-    tables = [
-        None if x is None else x.detach().requires_grad_() for x in (terms.bias, None, terms.query, terms.key, None)
-    ]
-    inputs = (q, k, v, None, None, *tables, pos, pos, None, torch.zeros(1, dtype=torch.int64), -19, 0.3, True, 0.0)
-    torch.library.opcheck(fused.forward, inputs)
+    call = fused.Call(
+        q=q,
+        k=k,
+        v=v,
+        raw_q=None,
+        raw_k=None,
+        bias=terms.bias.detach().requires_grad_(),
+        gain=None,
+        query=terms.query.detach().requires_grad_(),
+        key=terms.key.detach().requires_grad_(),
+        value=None,
+        q_pos=pos,
+        k_pos=pos,
+        mask=None,
+        seed=torch.zeros(1, dtype=torch.int64),
+        first_offset=-19,
+        scale=0.3,
+        causal=True,
+        dropout=0.0,
+    )
+    torch.library.opcheck(fused.forward, tuple(call))
 
 
 def test_no_second_derivative_rather_than_a_wrong_one():

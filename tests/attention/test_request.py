@@ -91,9 +91,9 @@ def test_an_ambiguous_mask_is_not_guessed():
 
 def test_positions_that_cannot_be_guessed():
     q, k, v = cases.tensors(lq=5, lk=3)
-    with pytest.raises(ValueError, match="5 queries for 3 keys: where are they"):
+    with pytest.raises(ValueError, match="cannot infer positions for 5 queries over 3 keys; pass q_pos and k_pos"):
         locant.attend(q, k, v)
-    with pytest.raises(ValueError, match="q_pos alone does not say where the 3 keys are"):
+    with pytest.raises(ValueError, match="cannot infer positions of 3 keys from q_pos for 5 queries; pass k_pos"):
         locant.attend(q, k, v, q_pos=torch.arange(5))
 
 

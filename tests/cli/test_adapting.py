@@ -41,9 +41,9 @@ def test_the_command_ends_with_a_table(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words_"),
     [
-        ({"--eval": "glue"}, "--eval must be one of stsb, sentences, clm, mlm"),
+        ({"--eval": "glue"}, "a score must be one of stsb, sentences, clm, mlm"),
         ({"--eval": "stsb"}, "stsb:PATH"),
-        ({"--eval": "clm"}, "foretells no tokens"),
+        ({"--eval": "clm"}, "predicts no tokens"),
         ({"--text": "nowhere.txt"}, "no file or folder nowhere.txt"),
         ({"--train": "none"}, "--train: expected one of all, scheme; got 'none'"),
     ],

@@ -9,7 +9,7 @@ def test_doctor_prints_what_is_active_and_why(monkeypatch):
     assert done.exit_code == 0, done.output
     for word in ("fused", "sdpa", "flex", "eager", "torch", "decoding", "huang4:clip=64"):
         assert word in done.output
-    monkeypatch.setattr("locant.attention.doctor.build", lambda: build.Built(None, "no C compiler was found"))
+    monkeypatch.setattr("locant.attention.diagnosis.build", lambda: build.Built(None, "no C compiler was found"))
     assert "no C compiler was found" in locant_command("doctor").output
 
 

@@ -65,7 +65,7 @@ def test_check_passes_and_fails_with_an_exit_code(monkeypatch):
     monkeypatch.setitem(locant.SCHEMES, "wrong", Wrong)
     bad = locant_command("check", "wrong")
     assert bad.exit_code == 1
-    assert "parameter_count() says 3" in bad.output
+    assert "parameter_count() is 3" in bad.output
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 import locant
+from locant.experiments.learned import curves_of, stored_curves
+from locant.hf import loading
+from locant.report.comparison import comparison_page
 from tests.command_line import locant_command
 
 TINY = "quick:length=16,longest=2,batch=4,layers=1,width=16,heads=2,vocabulary=300,evaluated=256"
@@ -24,7 +27,25 @@ def run(*words, code=0):
     return " ".join(done.output.split())
 
 
-def test_compare_ends_with_a_table_and_a_page_and_does_nothing_twice(tmp_path, text):
+def draws_from_stored_curves_alone(out, monkeypatch):
+    """The page opens no model; without the stored curves it does, and is the same."""
+    runs = [out / "runs" / name for name in ("learned.s0", "tisa-kernels=2.s0")]
+    computed = [curves_of(locant.load(str(run)), length=16) for run in runs]
+    assert [stored_curves(run) for run in runs] == computed
+    assert [(each.fixed, bool(each.curves)) for each in computed] == [(False, True)] * 2
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "load", lambda *_, **__: pytest.fail("a model was opened"))
+        drawn = comparison_page(out)
+    assert "What each scheme learned" in [section.title for section in drawn.sections]
+    stored = {run: (run / "curves.json").read_bytes() for run in runs}
+    (runs[0] / "curves.json").unlink()
+    (runs[1] / "curves.json").write_text("{")
+    assert comparison_page(out) == drawn
+    for run, content in stored.items():
+        (run / "curves.json").write_bytes(content)
+
+
+def test_compare_ends_with_a_table_and_a_page_and_does_nothing_twice(tmp_path, text, monkeypatch):
     command = ["compare", "clm", "--schemes", "learned,tisa:kernels=2", "--data", text, "--seeds", 1, "--budget",
                "6steps", "--preset", TINY, "-o", tmp_path / "out"]  # fmt: skip
     said = run(*command)
@@ -37,6 +58,7 @@ def test_compare_ends_with_a_table_and_a_page_and_does_nothing_twice(tmp_path, t
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("*") if path.is_file()}
     run(*command)
     assert before == {path: path.stat().st_mtime_ns for path in before}
+    draws_from_stored_curves_alone(tmp_path / "out", monkeypatch)
     # One more run of the same comparison, by hand.
     said = run("train", "clm", "alibi", "--data", text, "--budget", "6steps", "--preset", TINY, "-o", tmp_path / "out")
     assert "alibi, seed 0: loss" in said

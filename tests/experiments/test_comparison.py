@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from locant.experiments import arms, comparison
-from locant.experiments import preset as presets
-from locant.experiments.preset import SCRATCH
-from locant.experiments.run import Run, Work, execute, setting
-from locant.experiments.tasks import task
+from locant.experiments.presets import SCRATCH, find_preset
+from locant.experiments.run import execute, load_setting
+from locant.experiments.tasks import find_task
 from locant.experiments.tasks.task import order
+from locant.experiments.work import Run, Work
 from locant.runs import files, run_folder
 from locant.runs.budget import Budget
 
@@ -34,7 +34,7 @@ def begin(out, words, **changes):
 
 class TestPreset:
     def test_changes_stand_after_a_colon(self):
-        made = presets.preset("quick:length=64,rate=1e-4", SCRATCH)
+        made = find_preset("quick:length=64,rate=1e-4", SCRATCH)
         assert (made.length, made.rate, made.batch) == (64, 1e-4, SCRATCH["quick"].batch)
 
     @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ class TestPreset:
     )
     def test_mistakes_are_said(self, text, message):
         with pytest.raises(ValueError, match=message):
-            presets.preset(text, SCRATCH)
+            find_preset(text, SCRATCH)
 
 
 class TestBudget:
@@ -78,9 +78,9 @@ class TestSchemes:
 class TestTheSameForAll:
     def test_weights_agree_wherever_shapes_do(self, tmp_path, words):
         found = begin(tmp_path, words)
-        here = setting(found.work, tmp_path / comparison.DATA)
+        here = load_setting(found.work, tmp_path / comparison.DATA)
         models = {
-            spec: arms.build(task("clm"), here, "gpt2", spec, seed=3).state_dict()
+            spec: arms.build(find_task("clm"), here, "gpt2", spec, seed=3).state_dict()
             for spec in ("native", "nope", "tisa", "huang4:clip=4", "native+alibi", "learned")
         }
         base = models["native"]
@@ -89,30 +89,30 @@ class TestTheSameForAll:
             assert len(shared) > 20, spec
             for name in shared:
                 assert torch.equal(weights[name], base[name]), (spec, name)
-        other = arms.build(task("clm"), here, "gpt2", "native", seed=4).state_dict()
+        other = arms.build(find_task("clm"), here, "gpt2", "native", seed=4).state_dict()
         assert not torch.equal(other["transformer.h.0.attn.c_attn.weight"], base["transformer.h.0.attn.c_attn.weight"])
 
     def test_keeping_the_native_positions_keeps_them(self, tmp_path, words):
         found = begin(tmp_path, words)
-        here = setting(found.work, tmp_path / comparison.DATA)
-        both = arms.build(task("clm"), here, "gpt2", "native+tisa", seed=0)
-        native = arms.build(task("clm"), here, "gpt2", "native", seed=0)
+        here = load_setting(found.work, tmp_path / comparison.DATA)
+        both = arms.build(find_task("clm"), here, "gpt2", "native+tisa", seed=0)
+        native = arms.build(find_task("clm"), here, "gpt2", "native", seed=0)
         table = native.transformer.wpe.weight
         assert any(torch.equal(p, table) for p in both.parameters() if p.shape == table.shape)
 
     def test_a_learned_table_is_as_long_as_the_training(self, tmp_path, words):
         found = begin(tmp_path, words)
-        here = setting(found.work, tmp_path / comparison.DATA)
+        here = load_setting(found.work, tmp_path / comparison.DATA)
         for shape in ("gpt2", "llama"):
-            model = arms.build(task("clm"), here, shape, "learned", seed=0)
-            tests = list(task("clm").evaluate(model.eval(), here))
+            model = arms.build(find_task("clm"), here, shape, "learned", seed=0)
+            tests = list(find_task("clm").evaluate(model.eval(), here))
             assert [bool(test.refused) for test in tests] == [False, True, True]
             assert tests[1].refused == "its positions end at 16"
 
     def test_examples_depend_on_seed_and_number_alone(self, tmp_path, words):
         for name in ("clm", "mlm"):
             found = begin(tmp_path / name, words, task=name)
-            here, job = setting(found.work, tmp_path / name / comparison.DATA), task(name)
+            here, job = load_setting(found.work, tmp_path / name / comparison.DATA), find_task(name)
             few, many = job.examples(here, 1, 8), job.examples(here, 1, 200)
             many[150]  # asked for in another order
             for n in (7, 0, 3):
@@ -132,7 +132,7 @@ class TestLanguage:
     def ready(self, tmp_path, words):
         def make(name, shape):
             found = begin(tmp_path, words, task=name, model=shape)
-            return task(name), setting(found.work, tmp_path / comparison.DATA)
+            return find_task(name), load_setting(found.work, tmp_path / comparison.DATA)
 
         return make
 

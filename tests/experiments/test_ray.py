@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from locant.experiments.comparison import DATA, where
-from locant.experiments.workers import Local
+from locant.experiments.workers import LocalWorkers
 from locant.runs import files, run_folder
 from tests.experiments.test_survival import STEPS, assert_same, compared
 
 ray = pytest.importorskip("ray", reason="ray is an extra: pip install 'locant[ray]'")
 
-from locant.experiments.ray_cluster import Ray, _answers, _timed  # noqa: E402
+from locant.experiments.ray_cluster import RayCluster, _check_address, _timed  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def cluster(tmp_path_factory):
         address="local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False,
         logging_level="ERROR",
     )  # fmt: skip
-    yield Ray("local", 1)
+    yield RayCluster("local", 1)
     ray.shutdown()
 
 
@@ -47,7 +47,7 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_numbers_are_those_of_
     assert killed != os.getpid()
 
     alone = [(run, out / "alone" / run.name) for run in compared.runs()]
-    for _ in Local(1).work(alone, out / DATA):
+    for _ in LocalWorkers(1).work(alone, out / DATA):
         pass
     for (_, here), (_, undisturbed) in zip(runs, alone, strict=True):
         assert_same(here, undisturbed)
@@ -72,27 +72,27 @@ def test_a_folder_that_is_not_shared_is_said_to_be(cluster, comparison, tmp_path
 
 
 def test_a_real_cluster_answers(cluster):
-    _answers(ray.get_runtime_context().gcs_address)
+    _check_address(ray.get_runtime_context().gcs_address)
 
 
 def test_runs_that_fit_on_no_machine_are_refused(cluster):
     with pytest.raises(ValueError, match="no machine of the Ray cluster at local has the 64 CPUs"):
-        Ray("local", 64)
+        RayCluster("local", 64)
 
 
 # What is not there is asked for in processes without a cluster: these need none.
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("127.0.0.1:1", "no Ray cluster at --ray 127.0.0.1:1: .*refused"),
-        ("ray://127.0.0.1:1", "--ray must be host:6379, auto or local"),
-        ("http://", "--ray must be host:6379"),
+        ("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1: .*refused"),
+        ("ray://127.0.0.1:1", "the address of a Ray cluster must be host:6379, auto or local"),
+        ("http://", "the address of a Ray cluster must be host:6379"),
     ],
 )
 def test_a_cluster_that_is_not_there(address, words, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises((ConnectionError, ValueError), match=words):
-        Ray(address, 1)
+        RayCluster(address, 1)
 
 
 def test_a_cluster_that_lets_nobody_in_says_why(monkeypatch):
@@ -101,8 +101,8 @@ def test_a_cluster_that_lets_nobody_in_says_why(monkeypatch):
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refusing)
-    with pytest.raises(ConnectionError, match=r"no Ray cluster at --ray auto: the token is missing$"):
-        Ray("auto", 1)
+    with pytest.raises(ConnectionError, match=r"no Ray cluster at auto: the token is missing$"):
+        RayCluster("auto", 1)
 
 
 @pytest.mark.parametrize("answer", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silence", "a web server"])
@@ -121,11 +121,11 @@ def test_something_else_at_the_address(answer, monkeypatch):
                     connection.sendall(answer)
 
             threading.Thread(target=serve).start()
-        with pytest.raises(ConnectionError, match="something else answers there" if answer else "timed out"):
-            Ray(address, 1)
+        with pytest.raises(ConnectionError, match="another kind of server answers there" if answer else "timed out"):
+            RayCluster(address, 1)
 
 
 def test_without_ray_it_is_said_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'locant\[ray\]'"):
-        Ray("auto", 1)
+        RayCluster("auto", 1)

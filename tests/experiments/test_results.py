@@ -72,7 +72,7 @@ def test_the_sentences_of_a_whole_comparison(tmp_path):
         "(difference −0.133, 95 % interval −0.323 to +0.0564, 3 seeds).",
         "Better than learned in loss: tisa (−0.45) and alibi (−0.317).",
         "nope against learned: no difference shown (difference +0.05, 95 % interval −0.323 to +0.423, 3 seeds).",
-        "At 1,024 tokens, 8 × the length of training, alibi has the best mean loss: 3.596, after 3.783 at 128.",
+        "At 1,024 tokens, 8 × the trained length, alibi has the best mean loss: 3.596 (3.783 at 128).",
         "learned cannot read 256, 512 and 1,024 tokens: its positions end at 128.",
     ]
 
@@ -92,7 +92,7 @@ def test_one_that_is_worse_comes_with_its_interval(tmp_path):
             finish(tmp_path, comparison, scheme, seed, score + seed / 10 + (seed == 1) * (scheme in "bc") / 50)
     # c − a: 0.8, 0.82, 0.8; d − a: 0.05 three times, but for rounding
     assert said(tmp_path, comparison)[1:3] == [
-        "The same difference to a in every seed, so no spread to judge it by: d (+0.05).",
+        "The difference to a is the same in every seed, so there is no spread to judge it by: d (+0.05).",
         "c is worse than a in loss (difference +0.807, 95 % interval +0.778 to +0.835, 3 seeds).",
     ]
 
@@ -107,7 +107,7 @@ def test_many_without_a_difference_are_one_sentence(tmp_path):
 
 def test_one_seed_has_no_winner(tmp_path):
     found = said(tmp_path, whole(tmp_path, seeds=1))
-    assert found[0] == "One seed: no interval, and no winner. The order may be chance; use --seeds 3 or more."
+    assert found[0] == "One seed: no interval, and no winner. The order may be chance; train 3 seeds or more."
     assert not [
         sentence
         for sentence in found
@@ -129,7 +129,7 @@ def test_while_runs_go_on(tmp_path):
     rows = rows_of(tmp_path, comparison)
     assert rows[0].against.verdict == "one seed"
     assert sentences(comparison, rows)[0] == (
-        "Only one seed of learned: no interval there, and nothing can be said of the difference."
+        "Only one seed of learned: no interval there, and no conclusion on the difference."
     )
 
 

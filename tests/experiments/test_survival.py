@@ -16,10 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from locant.experiments import run as running
+from locant.experiments import arms
 from locant.experiments.comparison import DATA, Comparison, begin, open_folder, pending, where
-from locant.experiments.run import Run
-from locant.experiments.workers import Local, _in_process, _write_down
+from locant.experiments.presets import SCRATCH, find_preset
+from locant.experiments.run import load_setting
+from locant.experiments.tasks import find_task
+from locant.experiments.work import Run
+from locant.experiments.workers import LocalWorkers, _run_process, _write_failure
 from locant.runs import files, run_folder
 from locant.runs.budget import Budget
 
@@ -42,13 +45,11 @@ def compared(out: Path, schemes: list[str], *, steps: int = STEPS, preset: str =
     rest = {"data": None, "model": None, "seeds": [0], "task": "clm", **rest}
     if rest["data"] is None:
         rest["data"] = str(text(out.parent / "text.txt"))
-    return begin(
-        out, schemes=schemes, budget=Budget(steps=steps), preset=preset, calibrate=None, say=lambda words: None, **rest
-    )
+    return begin(out, schemes=schemes, budget=Budget(steps=steps), preset=preset, calibrate=None, **rest)
 
 
 def complete(out: Path, comparison: Comparison) -> None:
-    for _ in Local(1).work([(run, where(out, run)) for run in pending(out, comparison)], out / DATA):
+    for _ in LocalWorkers(1).work([(run, where(out, run)) for run in pending(out, comparison)], out / DATA):
         pass
 
 
@@ -80,12 +81,9 @@ def whole(tmp_path_factory) -> Path:
 def whole_with_dropout(tmp_path_factory) -> Path:
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-    from locant.experiments import preset as presets
-    from locant.experiments.tasks import task
-
     there = tmp_path_factory.mktemp("dropout")
     data = str(text(there / "text.txt"))
-    tokenizer = task("clm").tokenizer(data, presets.preset(PRESET, presets.SCRATCH))
+    tokenizer = find_task("clm").tokenizer(data, find_preset(PRESET, SCRATCH))
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
     config = GPT2Config(
         vocab_size=len(tokenizer), n_positions=32, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.2, embd_pdrop=0.2,
@@ -163,11 +161,11 @@ def dying(run: Run, here: Path, data: Path, moment: str, after: int, tell) -> No
         PreTrainedModel.save_pretrained = keeping
     else:
         raise AssertionError(moment)
-    _in_process(run, here, data, -1, tell)
+    _run_process(run, here, data, -1, tell)
 
 
 def start(target, *arguments):
-    context = Local(1).context
+    context = LocalWorkers(1).context
     told, tell = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*arguments, tell))
     process.start()
@@ -205,7 +203,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_were_not(whole, tmp_path, mome
 
 
 def finish(run: Run, here: Path, data: Path) -> None:
-    process, _ = start(_in_process, run, here, data, -1)
+    process, _ = start(_run_process, run, here, data, -1)
     process.join(120)
     assert process.exitcode == 0, (here / "log.txt").read_text()
 
@@ -223,11 +221,8 @@ def test_dropout_goes_on_with_the_numbers_it_would_have_had(whole_with_dropout, 
 
 
 def losses_with_two_seeds_of_dropout(out: Path, run: Run) -> list[torch.Tensor]:
-    from locant.experiments.arms import build
-    from locant.experiments.tasks import task
-
-    here = running.setting(run.work, out / DATA)
-    model = build(task("clm"), here, run.work.model, run.scheme, 0).train()
+    here = load_setting(run.work, out / DATA)
+    model = arms.build(find_task("clm"), here, run.work.model, run.scheme, 0).train()
     ids = torch.arange(16)[None]
     found = []
     for seed in range(2):
@@ -262,7 +257,7 @@ def test_a_process_killed_from_outside_is_reported_and_taken_up_again(whole, tmp
     victim = where(out, comparison.runs()[1])
     killed = False
     runs = [(run, where(out, run)) for run in pending(out, comparison)]
-    for _ in Local(1).work(runs, out / DATA):
+    for _ in LocalWorkers(1).work(runs, out / DATA):
         for process in multiprocessing.active_children():
             if not killed and process.name == victim.name and len(files.lines(victim / run_folder.METRICS)) > 3:
                 os.kill(process.pid, signal.SIGKILL)
@@ -306,8 +301,8 @@ COMPARER = """
     import multiprocessing, resource, sys
     from pathlib import Path
     from locant.experiments.comparison import DATA, begin, open_folder, pending, where
-from locant.runs.budget import Budget
-    from locant.experiments.workers import Local, wait_for_others
+    from locant.runs.budget import Budget
+    from locant.experiments.workers import LocalWorkers, wait_for_others
 
     def compare(out, data, limit):
         if limit:
@@ -316,11 +311,11 @@ from locant.runs.budget import Budget
         else:
             begun = begin(
                 out, task="clm", schemes={schemes!r}, data=data, model=None, seeds=[0, 1], budget=Budget(steps={steps}),
-                preset={preset!r}, calibrate=None, say=lambda words: None,
+                preset={preset!r}, calibrate=None,
             )
         started = set()
         while runs := [(run, where(out, run)) for run in pending(out, begun)]:
-            for steps in (Local(1).work(runs, out / DATA), wait_for_others(runs)):
+            for steps in (LocalWorkers(1).work(runs, out / DATA), wait_for_others(runs)):
                 for _ in steps:
                     started |= {{child.pid for child in multiprocessing.active_children()}}
         print(*started)
@@ -393,7 +388,7 @@ def free(here: Path) -> bool:
 def starved(run: Run, here: Path, data: Path, most: int, tell) -> None:
     """No file can grow beyond so many bytes: the system refuses to write, as it does on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
-    _in_process(run, here, data, -1, tell)
+    _run_process(run, here, data, -1, tell)
 
 
 @pytest.mark.parametrize("most", [2000, 20_000], ids=["metrics", "checkpoint"])
@@ -413,7 +408,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run(whole, tmp_path, most):
 
 def test_a_full_disk_is_called_so_whatever_a_library_calls_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
-    _write_down(RuntimeError("unexpected pos 64 vs 0"), tmp_path)
+    _write_failure(RuntimeError("unexpected pos 64 vs 0"), tmp_path)
     assert files.read_json(tmp_path / run_folder.FAILED)["reason"] == "the disk is full (unexpected pos 64 vs 0)"
     assert "unexpected pos" in capsys.readouterr().err
 

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 from locant.experiments.comparison import DATA, Comparison, where
-from locant.experiments.workers import Local, do
+from locant.experiments.workers import LocalWorkers, do_run
 from locant.runs import files, run_folder
 from tests.experiments.test_survival import PRESET, STEPS, compared, numbers
 
@@ -21,13 +21,13 @@ SCRIPT = """
     import os, signal, sys
     from pathlib import Path
     import accelerate, torch
-    from locant.experiments import run
-from locant.runs import files, run_folder
+    from locant.experiments import trainer as training
+    from locant.runs import files, run_folder
     from locant.experiments.comparison import DATA, open_folder
-    from locant.experiments.workers import do
+    from locant.experiments.workers import do_run
 
     out, here, die_at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    append, make, states = files.append, run._trainer, accelerate.state.AcceleratorState
+    append, make, states = files.append, training.make_trainer, accelerate.state.AcceleratorState
 
     def appending(path, line):
         append(path, line)
@@ -52,8 +52,8 @@ from locant.runs import files, run_folder
         trainer = make(*args)
         return trainer
 
-    run._trainer = making
-    do(open_folder(out).runs()[0], here, out / DATA)
+    training.make_trainer = making
+    do_run(open_folder(out).runs()[0], here, out / DATA)
     assert not torch.distributed.is_initialized()
     print("ended", os.environ["RANK"], type(next(trainer.model.parameters())).__name__)
 """
@@ -85,7 +85,7 @@ def alone(request, tmp_path_factory) -> tuple[Path, Comparison]:
     out = tmp_path_factory.mktemp("alone") / "out"
     comparison = compared(out, TASKS[request.param], task=request.param)
     run = comparison.runs()[0]
-    for _ in Local(1).work([(run, where(out, run))], out / DATA):
+    for _ in LocalWorkers(1).work([(run, where(out, run))], out / DATA):
         pass
     return out, comparison
 
@@ -156,15 +156,15 @@ def test_a_batch_that_does_not_go_into_the_processes_is_refused(tmp_path, monkey
     out = tmp_path / "out"
     comparison = compared(out, ["tisa"])
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match="a batch of 4 does not go evenly into 3 processes"):
-        do(comparison.runs()[0], tmp_path / "run", out / DATA)
+    with pytest.raises(ValueError, match="a batch of 4 does not divide evenly among 3 processes"):
+        do_run(comparison.runs()[0], tmp_path / "run", out / DATA)
     assert "a batch of 4" in files.read_json(tmp_path / "run" / run_folder.FAILED)["reason"]
 
 
 def test_a_comparison_is_not_started_twice_by_torchrun(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="one of 2 processes"):
-        Local(1)
+        LocalWorkers(1)
 
 
 def test_the_command_does_one_run_in_two_processes(tmp_path):

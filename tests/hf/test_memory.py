@@ -56,7 +56,7 @@ def test_as_many_layers_as_fit(tmp_path, monkeypatch):
     assert fits(int(weights.total / memory.SHARE) + 1) is None
     assert fits(int(weights.total / memory.SHARE) - 2) == memory.Part(5, 6)
     assert fits(int((rest + 2 * layer) / memory.SHARE) + 1) == memory.Part(2, 6)
-    with pytest.raises(ValueError, match=r"take 0\.\d MiB, and 0\.\d MiB of memory are free"):
+    with pytest.raises(ValueError, match=r"take 0\.\d MiB, but only 0\.\d MiB of memory is free"):
         fits(int((rest + layer) / memory.SHARE) - 2)
 
 
@@ -97,7 +97,9 @@ def test_inspect_makes_the_parts_that_can_be_made(spec, tmp_path, monkeypatch):
     free = int((weights.total - sum(weights.layers[3:])) / memory.SHARE) + 1
     monkeypatch.setattr(memory, "available", lambda: free)
     asked = []
-    monkeypatch.setattr(locant, "load", lambda *args, **given: asked.append(given) or locant.hf.load(*args, **given))
+    monkeypatch.setattr(
+        "locant.cli.models.load", lambda *args, **given: asked.append(given) or locant.hf.load(*args, **given)
+    )
     done = locant_command("inspect", tmp_path / "model", "-o", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
     assert asked == [{"layers": 3}]
@@ -112,7 +114,7 @@ def test_inspect_makes_the_parts_that_can_be_made(spec, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 1000)
     done = locant_command("inspect", tmp_path / "model", "-o", tmp_path / "page.html")
     assert done.exit_code == 2
-    assert "of memory are free" in " ".join(done.output.split())
+    assert "of memory is free" in " ".join(done.output.split())
 
 
 def test_what_is_seen_of_the_first_layers_is_what_is_seen_of_the_whole(tmp_path, monkeypatch):

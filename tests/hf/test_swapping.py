@@ -448,7 +448,7 @@ def test_a_scheme_that_does_nothing_is_found_out():
 
     model = make("bert")
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    with pytest.raises(RuntimeError, match="the outputs do not depend on position; nothing was changed"):
+    with pytest.raises(RuntimeError, match="the output does not depend on position; the model is unchanged"):
         locant.swap(model, Idle())
     unchanged(model, before)
 
@@ -463,7 +463,7 @@ def test_a_scheme_in_two_places_is_refused():
         def terms(self, r):
             return locant.Terms(bias=-r.abs()[None].float())
 
-    with pytest.raises(NotImplementedError, match="both embeds positions and acts in attention; make two schemes"):
+    with pytest.raises(NotImplementedError, match="both embeds positions and acts in attention; write two schemes"):
         locant.swap(make("bert"), Both())
 
 
@@ -473,7 +473,7 @@ def test_a_table_that_is_not_used_is_found_out(monkeypatch):
     monkeypatch.setattr(
         Embedded, "register_forward_hook", lambda self, hook: type("H", (), {"remove": lambda s: None})()
     )
-    with pytest.raises(RuntimeError, match="does not use the place of its position table"):
+    with pytest.raises(RuntimeError, match="ignores the module that replaced its position table"):
         locant.swap(model, "learned:length=40")
 
 

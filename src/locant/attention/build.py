@@ -1,8 +1,8 @@
-"""Builds `fused.c` into a library at first use, and keeps it for the next process.
+"""Compiles `fused.c` into a library at first use, and caches it for the next process.
 
-One call of a C compiler (`$CC`, or cc, gcc, clang), a few seconds; no torch headers, no build system. The library is
-kept in `$LOCANT_CACHE` (~/.cache/locant) under a name made of the source, the compiler, its flags and the CPU, so that
-none of them can change without a new build. `LOCANT_FUSED=0` switches it off.
+One call of a C compiler (`$CC`, or cc, gcc, clang), a few seconds; no torch headers, no build system. The library lies
+in `$LOCANT_CACHE` (~/.cache/locant). Its name is a hash of the source, the compiler, its flags and the CPU, so that a
+change of any of them makes a new build. `LOCANT_FUSED=0` disables the kernel.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ SOURCE = Path(__file__).with_name("fused.c")
 FLAGS = ["-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC"]
 CPU = ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
 OPTIONAL = [[*CPU, "-fopenmp"], [*CPU], []]
-"""Tried in this order: some compilers have no OpenMP, some do not know the CPU they run on."""
+"""Flags to try, in this order: some compilers have no OpenMP, some do not know the CPU they run on."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A library that was loaded, or why there is none."""
+    """A loaded library, or the reason why there is none."""
 
     library: ctypes.CDLL | None
-    why: str  # a sentence for people
+    why: str  # how it was built, or why it was not
     path: Path | None = None
     command: str = ""
-    seconds: float = 0.0  # 0 if it was there already
+    seconds: float = 0.0  # that the build took; 0 if the library was in the cache
 
 
 @cache
 def build() -> Built:
-    """Once per process."""
+    """The library of the kernel. The first call in a process loads it, and compiles it if the cache has none."""
     if os.environ.get("LOCANT_FUSED", "1") == "0":
         return Built(None, "switched off by LOCANT_FUSED=0")
     if sys.platform == "win32":
-        return Built(None, "it is built with gcc or clang, which this platform is not set up for")
+        return Built(None, "it needs gcc or clang, which locant does not use on Windows")
     compiler = find_compiler()
     if compiler is None:
         return Built(None, "no C compiler was found (tried $CC, cc, gcc, clang); install one, e.g. gcc")
@@ -55,11 +55,12 @@ def build() -> Built:
         try:
             return _load(command)
         except (OSError, subprocess.SubprocessError) as error:
-            trouble = trouble or _said(error)
+            trouble = trouble or _message(error)
     return Built(None, f"{shlex.join(compiler)} could not build it: {trouble}")
 
 
 def find_compiler() -> list[str] | None:
+    """The command of a C compiler: `$CC`, or the first of cc, gcc and clang that is there; None if none is."""
     if os.environ.get("CC"):
         try:
             words = shlex.split(os.environ["CC"])
@@ -70,13 +71,14 @@ def find_compiler() -> list[str] | None:
 
 
 def cache_folder() -> Path:
+    """The folder that the library is cached in."""
     if os.environ.get("LOCANT_CACHE"):
         return Path(os.environ["LOCANT_CACHE"])
     if os.environ.get("XDG_CACHE_HOME"):
         return Path(os.environ["XDG_CACHE_HOME"]) / "locant"
     try:
         return Path.home() / ".cache" / "locant"
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home folder
         return Path(tempfile.gettempdir()) / f"locant-{os.getuid()}"
 
 
@@ -88,7 +90,7 @@ def _load(command: list[str]) -> Built:
     path = cache_folder() / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not _whole(path):
+        if not _intact(path):
             _compile(command, path)
             return Built(
                 ctypes.CDLL(str(path)), "built and loaded", path, shlex.join(command), time.perf_counter() - start
@@ -99,15 +101,15 @@ def _load(command: list[str]) -> Built:
     except OSError:
         if path.parent.is_dir() and os.access(path.parent, os.W_OK):
             raise
-    with tempfile.TemporaryDirectory(prefix="locant-") as folder:  # nothing can be kept; a loaded library needs no file
+    with tempfile.TemporaryDirectory(prefix="locant-") as folder:  # no cache; a loaded library needs no file
         path = Path(folder) / name
         _compile(command, path)
-        why = f"built and loaded, but not kept: {cache_folder()} cannot be written"
+        why = f"built and loaded, but not cached: {cache_folder()} cannot be written"
         return Built(ctypes.CDLL(str(path)), why, None, shlex.join(command), time.perf_counter() - start)
 
 
 def _compile(command: list[str], path: Path) -> None:
-    # Under another name first: a process that looks while this one writes must not find half a library.
+    # Under another name first: another process must never load half a library.
     handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
     os.close(handle)
     try:
@@ -128,15 +130,15 @@ def _digest(path: Path) -> Path:
     return path.with_suffix(".sha256")
 
 
-def _whole(path: Path) -> bool:
-    """The library is there as it was written: loading half a file would end the process."""
+def _intact(path: Path) -> bool:
+    """Whether the library is there, with the digest it was written with. Loading half a file would end the process."""
     if not path.exists() or not _digest(path).exists():
         return False
     return hashlib.sha256(path.read_bytes()).hexdigest() == _digest(path).read_text()
 
 
 def _cpu() -> str:
-    """What -march=native depends on."""
+    """The properties of the CPU that -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -144,6 +146,7 @@ def _cpu() -> str:
     return "\n".join(dict.fromkeys(x for x in lines if x.startswith(("flags", "Features", "model name", "CPU part"))))
 
 
-def _said(error: Exception) -> str:
-    said = getattr(error, "stderr", None) or str(error)
-    return next((line for line in said.splitlines() if "error" in line.lower()), said.strip()[:200])
+def _message(error: Exception) -> str:
+    """The line of a compiler's output that names the error."""
+    output = getattr(error, "stderr", None) or str(error)
+    return next((line for line in output.splitlines() if "error" in line.lower()), output.strip()[:200])

@@ -1,10 +1,10 @@
-"""The reference back end: every term, written as in the equation, in float32 or wider.
+"""The reference back end: every term as the equation writes it, in float32 or wider.
 
     logit_ij = scale · ( (R_i q_i)ᵀ G_r (R_j k_j)  +  q_i·a_r  +  k_j·c_r )  +  b_r  +  pair_ij
     out_i    = Σ_j softmax(logit)_ij · (v_j + u_r)
 
-It defines what the other back ends must compute; in float64 it is the truth. Queries go through in slices, so that
-no more than a bounded piece of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward.
+It defines the right result for the other back ends; in float64 it is the truth. It computes slices of the queries one
+after another, so that only a bounded part of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward.
 """
 
 from __future__ import annotations
@@ -21,29 +21,26 @@ from torch.utils.checkpoint import checkpoint
 from locant.attention.request import Request
 
 CHUNK = 2**24
-"""The most elements of a [B, H, rows, Lk, D] tensor at a time."""
-
-
-def unsupported(request: Request) -> str | None:
-    return None
+"""A slice of [B, H, rows, Lk, D] has at most this many elements."""
 
 
 def attend(request: Request) -> tuple[Tensor, Tensor | None]:
+    """The output [B, H, Lq, Dv], and the weights [B, H, Lq, Lk] if the request needs them; in the dtype of q."""
     q, k, v = in_full(request)
     turned = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
     slices = list(_slices(request))
-    again = len(slices) > 1 and torch.is_grad_enabled()
-    if again:
-        # Recomputed in the backward pass, or the slices would add up to the whole tensor again. What it will need then
-        # must be what it is now: masks and positions are copied, changes in the rest are noticed.
+    recompute = len(slices) > 1 and torch.is_grad_enabled()
+    if recompute:
+        # The backward pass recomputes each slice: storing all of them would take the memory of the whole tensor. It
+        # must find the same inputs: masks and positions are copied here, and a change of any other raises an error.
         mask = None if request.mask is None else request.mask.clone()
         request = replace(request, mask=mask, positions=(request.q_pos.clone(), request.k_pos.clone()))
         tensors = [q, k, v, *turned, *request.terms.tables().values(), *request.scheme.parameters()]
         versions = [(tensor, tensor._version) for tensor in tensors]
     outs, weights = [], []
     for rows in slices:
-        if again:
-            out, weight = checkpoint(_attend_again, versions, request, rows, q, k, v, *turned, use_reentrant=False)
+        if recompute:
+            out, weight = checkpoint(_attend_unchanged, versions, request, rows, q, k, v, *turned, use_reentrant=False)
         else:
             out, weight = _attend_rows(request, rows, q, k, v, *turned)
         outs.append(out)
@@ -53,7 +50,7 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
     return torch.cat(outs, dim=2).to(request.q.dtype), joined
 
 
-def _attend_again(versions: list[tuple[Tensor, int]], *args: Any) -> tuple[Tensor, Tensor]:
+def _attend_unchanged(versions: list[tuple[Tensor, int]], *args: Any) -> tuple[Tensor, Tensor]:
     if any(tensor._version != version for tensor, version in versions):
         raise RuntimeError(
             "q, k, v or a parameter of the scheme was changed in place between the forward and the backward pass"
@@ -62,14 +59,14 @@ def _attend_again(versions: list[tuple[Tensor, int]], *args: Any) -> tuple[Tenso
 
 
 def logits(request: Request) -> Tensor:
-    """[B, H, Lq, Lk] before masking; what the laws in `locant.testing` look at."""
+    """The logits [B, H, Lq, Lk] of a request, before masking."""
     q, k, _ = in_full(request)
     turned = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
     return _logits(request, slice(None), q, k, *turned)
 
 
 def in_full(request: Request) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v in the wide dtype, with the key/value heads repeated for each group of query heads."""
+    """q, k and v in the dtype `request.wide`, with the key/value heads repeated for each group of query heads."""
     groups = request.q.shape[1] // request.k.shape[1]
     q, k, v = (x.to(request.wide) for x in (request.q, request.k, request.v))
     return q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -82,13 +79,13 @@ def _attend_rows(
     visible = request.visible(rows)
     if visible is not None:
         logit = logit.masked_fill(~visible, -torch.inf)
-    # A query that sees no key, by a mask or a bias of −∞, gets zeros, not NaN.
+    # A query that sees no key, because of a mask or a bias of −∞, gets zeros, not NaN.
     nothing = (logit == -torch.inf).all(-1, keepdim=True)
     weight = logit.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
     weight = F.dropout(weight, request.dropout) if request.dropout else weight
     out = weight @ v.to(weight.dtype)
     if request.terms.value is not None:
-        # Σ_j p_ij u_r: first gather the weight that falls on each offset, then one product with the table.
+        # Σ_j p_ij u_r: first sum the weights of each offset, then one product with the table.
         value = request.terms.value.to(weight.dtype)
         column = _columns(request, rows, weight)
         if request.offsets.inverse is not None:  # nearly as many offsets as pairs
@@ -114,15 +111,15 @@ def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, turned_q: Tenso
 
 
 def added_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor | None:
-    """What the terms add to the scaled content product: broadcasts to [B, H, rows, Lk]; None if nothing.
+    """The sum of all terms that are added to the scaled content product; None if there are none.
 
-    q and k are unrotated, wide and have all heads, as `in_full` gives them.
+    It broadcasts to [B, H, rows, Lk]. q and k are those of `in_full`: unrotated, wide, with all heads.
     """
     terms, total = request.terms, None
     if terms.bias is not None:
         column = request.offsets.columns(request.q_pos, request.k_pos, rows)
         total = _plus(total, terms.bias[:, column].transpose(0, 1))  # [B or 1, H or 1, rows, Lk]
-    if request.offsets.inverse is not None:  # nearly as many offsets as pairs: no use in a product for each of them
+    if request.offsets.inverse is not None:  # nearly as many offsets as pairs: a product for each pair
         if terms.query is not None:
             by_pair = _by_pair(request, terms.query, rows, q)
             total = _plus(total, request.scale * torch.einsum("bhid,bhijd->bhij", q[:, :, rows], by_pair))
@@ -144,7 +141,7 @@ def added_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor 
 
 
 def _vector_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor:
-    """q·a_r + k·c_r, [B, H, rows, Lk]: a product with every offset, then the one that belongs to the pair."""
+    """q·a_r + k·c_r, [B, H, rows, Lk]: products with every offset, then the product of each pair's own offset."""
     terms, total = request.terms, None
     if terms.query is not None:
         by_offset = q[:, :, rows] @ terms.query.mT  # [B, H, rows, R]

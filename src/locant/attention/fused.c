@@ -3,20 +3,21 @@
    logit_ij = scale · ( (q_i ∘ gain_r)·k_j  +  p_i·query_r  +  t_j·key_r )  +  bias_r        r = k_pos[j] − q_pos[i]
    out_i    = Σ_j softmax(logit)_ij · (v_j + value_r)
 
-   q and k are the (possibly rotated) content; p and t the unrotated q and k. Tables have `columns` columns, the first
-   for r = lo; an offset beyond either end takes the last column on that side.
+   q and k are the (possibly rotated) content; p and t are q and k without the rotation (raw_q, raw_k). Column 0 of the
+   tables is for r = first_offset. An offset beyond either end of the tables takes the column at that end.
 
-   A tile is up to TILE queries by TILE keys. How its offsets lie decides how it is computed:
+   A tile is n ≤ TILE queries by m ≤ TILE keys; i counts its queries and j its keys. There are four kinds of tiles:
 
-     SKIP     no query sees a key;
-     FAR      every pair is at or beyond one end of the tables: one column serves all, so vectors instead of products;
-     BAND     r = base + j − i: products of a query with a run of columns are a matrix product, whose rows are then
-              needed each one place further left. The product is written with a row stride one longer than the tile's
-              (and read so in the backward pass), which is that shift;
-     SCATTER  anything else (a tile in which packed sequences meet): pair by pair.
+     SKIP     no query sees a key: nothing to compute.
+     FAR      every pair is at or beyond one end of the tables. One column serves all pairs, so terms are vectors, not
+              matrix products.
+     BAND     r = constant + j − i. The products of the queries with a run of columns are a matrix product in which
+              pair (i, j) needs column j − i: row i is needed i places further left. The product is written with a row
+              stride one longer than that of the tile (and read so in the backward pass), which is that shift.
+     SCATTER  anything else, such as a tile in which packed sequences meet: pair by pair.
 
-   Everything is float32 inside. One matrix kernel, `micro`, does the work; its second operand is read NR lanes
-   at a time. Plain C with GNU vectors: gcc or clang, any CPU; the compiler is told which. */
+   Everything is float32 inside. One matrix kernel, `micro_kernel`, does the work; it reads its second operand one panel
+   of PANEL lanes at a time. Plain C with GNU vectors: gcc or clang, any CPU. */
 
 #include <math.h>
 #include <stdint.h>
@@ -29,48 +30,49 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-typedef int64_t I;
+typedef int64_t Int;
 
 /* ---------------------------------------------------------------- vectors */
 
+/* LANES: floats in a vector register. BLOCK_ROWS: rows that `micro_kernel` computes at a time. */
 #if defined(__AVX512F__)
-#define VL 16
-#define MR 12
+#define LANES 16
+#define BLOCK_ROWS 12
 #elif defined(__AVX__)
-#define VL 8
-#define MR 6
+#define LANES 8
+#define BLOCK_ROWS 6
 #elif defined(__aarch64__)
-#define VL 4
-#define MR 8
+#define LANES 4
+#define BLOCK_ROWS 8
 #else
-#define VL 4
-#define MR 6
+#define LANES 4
+#define BLOCK_ROWS 6
 #endif
-#define NV 2
-#define NR (VL * NV)
+#define PANEL_VECTORS 2
+#define PANEL (LANES * PANEL_VECTORS)
 #define TILE 128
-#define MARGIN (2 * NR) /* a shifted product reaches up to NR + MR beyond its tile on either side */
-#define LD (TILE + 2 * MARGIN)
+#define MARGIN (2 * PANEL) /* a shifted product reaches up to PANEL + BLOCK_ROWS beyond its tile on either side */
+#define TILE_STRIDE (TILE + 2 * MARGIN) /* from row to row of a tile */
 #define INLINE static inline __attribute__((always_inline))
 
-typedef float vec __attribute__((vector_size(4 * VL)));
-typedef int32_t ivec __attribute__((vector_size(4 * VL)));
-typedef uint32_t uvec __attribute__((vector_size(4 * VL)));
-typedef float loose __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+typedef float unaligned_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-INLINE vec get(const float *p) { return *(const loose *)p; }
-INLINE void put(float *p, vec x) { *(loose *)p = x; }
-INLINE vec all(float x) { return x - (vec){0}; }
-INLINE vec pick(ivec which, vec a, vec b) { return (vec)((which & (ivec)a) | (~which & (ivec)b)); }
-INLINE vec larger(vec a, vec b) { return pick(a > b, a, b); }
+INLINE vec load(const float *p) { return *(const unaligned_vec *)p; }
+INLINE void store(float *p, vec x) { *(unaligned_vec *)p = x; }
+INLINE vec broadcast(float x) { return x - (vec){0}; }
+INLINE vec choose(ivec which, vec a, vec b) { return (vec)((which & (ivec)a) | (~which & (ivec)b)); }
+INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
 INLINE float sum_lanes(vec x) {
   float s = 0;
-  for (int i = 0; i < VL; i++) s += x[i];
+  for (int i = 0; i < LANES; i++) s += x[i];
   return s;
 }
 INLINE float max_lanes(vec x) {
   float s = x[0];
-  for (int i = 1; i < VL; i++) s = x[i] > s ? x[i] : s;
+  for (int i = 1; i < LANES; i++) s = x[i] > s ? x[i] : s;
   return s;
 }
 
@@ -80,10 +82,10 @@ INLINE float max_lanes(vec x) {
 #else
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
 #endif
-#if VL == 16
+#if LANES == 16
 #define ALTERNATE_LOW(a, b) SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define ALTERNATE_HIGH(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-#elif VL == 8
+#elif LANES == 8
 #define ALTERNATE_LOW(a, b) SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
 #define ALTERNATE_HIGH(a, b) SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 #else
@@ -91,15 +93,15 @@ INLINE float max_lanes(vec x) {
 #define ALTERNATE_HIGH(a, b) SHUFFLE(a, b, 2, 6, 3, 7)
 #endif
 
-/* e^x to about 1 unit in the last place; 0 below the smallest normal number, NaN of NaN */
-INLINE vec exp_(vec x) {
+/* e^x of each lane to about 1 unit in the last place; 0 below the smallest normal number, NaN of NaN */
+INLINE vec exp_lanes(vec x) {
   const ivec tiny = x < -87.33654f;
-  vec y = pick(tiny, all(-87.33654f), x);
+  vec y = choose(tiny, broadcast(-87.33654f), x);
   const vec shifted = y * 1.44269504f + 12582912.0f; /* 1.5 · 2^23: the sum is rounded to a whole number */
   const vec n = shifted - 12582912.0f;
   vec r = y - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
-  vec p = all(1.9875691500e-4f);
+  vec p = broadcast(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
@@ -107,214 +109,252 @@ INLINE vec exp_(vec x) {
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
   const ivec power = ((ivec)shifted << 23) + (ivec)p;
-  return pick(x != x, x, (vec)(~tiny & power));
+  return choose(x != x, x, (vec)(~tiny & power));
 }
 
 /* ---------------------------------------------------------------- products */
 
-/* C[i][lane] (+)= Σ_k A[i·rs + k·cs] · B[k·bs + lane], for `rows` ≤ MR rows and NR lanes */
-INLINE void micro(const int rows, I kk, const float *a, I rs, I cs, const float *b, I bs, float *c, I ldc, int add) {
-  vec acc[MR][NV];
+/* C[i][lane] (+)= Σ_k A[i·a_row + k·a_column] · B[k·b_row + lane], for `rows` ≤ BLOCK_ROWS rows and PANEL lanes */
+INLINE void micro_kernel(const int rows, Int depth, const float *a, Int a_row, Int a_column, const float *b, Int b_row,
+                         float *c, Int c_row, int add) {
+  vec acc[BLOCK_ROWS][PANEL_VECTORS];
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-    for (int u = 0; u < NV; u++) acc[i][u] = (vec){0};
-  for (I k = 0; k < kk; k++) {
-    vec y[NV];
+    for (int u = 0; u < PANEL_VECTORS; u++) acc[i][u] = (vec){0};
+  for (Int k = 0; k < depth; k++) {
+    vec y[PANEL_VECTORS];
 #pragma GCC unroll 4
-    for (int u = 0; u < NV; u++) y[u] = get(b + u * VL);
+    for (int u = 0; u < PANEL_VECTORS; u++) y[u] = load(b + u * LANES);
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
-      const vec x = all(a[i * rs]);
+      const vec x = broadcast(a[i * a_row]);
 #pragma GCC unroll 4
-      for (int u = 0; u < NV; u++) acc[i][u] += x * y[u];
+      for (int u = 0; u < PANEL_VECTORS; u++) acc[i][u] += x * y[u];
     }
-    a += cs;
-    b += bs;
+    a += a_column;
+    b += b_row;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-    for (int u = 0; u < NV; u++) put(c + i * ldc + u * VL, add ? get(c + i * ldc + u * VL) + acc[i][u] : acc[i][u]);
+    for (int u = 0; u < PANEL_VECTORS; u++) {
+      float *to = c + i * c_row + u * LANES;
+      store(to, add ? load(to) + acc[i][u] : acc[i][u]);
+    }
 }
 
-static void block(int rows, I kk, const float *a, I rs, I cs, const float *b, I bs, float *c, I ldc, int add) {
+/* `micro_kernel` compiled for each number of rows */
+static void block_product(int rows, Int depth, const float *a, Int a_row, Int a_column, const float *b, Int b_row,
+                          float *c, Int c_row, int add) {
+  /* clang-format off */
   switch (rows) {
-#define CASE(N) case N: micro(N, kk, a, rs, cs, b, bs, c, ldc, add); break;
+#define CASE(N) case N: micro_kernel(N, depth, a, a_row, a_column, b, b_row, c, c_row, add); break;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#if MR > 6
+#if BLOCK_ROWS > 6
     CASE(7) CASE(8)
 #endif
-#if MR > 8
+#if BLOCK_ROWS > 8
     CASE(9) CASE(10) CASE(11) CASE(12)
 #endif
 #undef CASE
   }
+  /* clang-format on */
 }
 
-INLINE I least(I a, I b) { return a < b ? a : b; }
-INLINE I most(I a, I b) { return a > b ? a : b; }
-INLINE I up(I x, I to) { return (x + to - 1) / to * to; }
+INLINE Int min_of(Int a, Int b) { return a < b ? a : b; }
+INLINE Int max_of(Int a, Int b) { return a > b ? a : b; }
+INLINE Int round_up(Int x, Int to) { return (x + to - 1) / to * to; }
 
-/* n rows by `panels` panels of NR lanes; B's rows are `bs` apart, its panels `apart` */
-static void product(I n, I panels, I kk, const float *a, I rs, I cs, const float *b, I bs, I apart, float *c, I ldc,
-                    int add) {
-  for (I p = 0; p < panels; p++)
-    for (I i = 0; i < n; i += MR)
-      block((int)least(MR, n - i), kk, a + i * rs, rs, cs, b + p * apart, bs, c + i * ldc + p * NR, ldc, add);
+/* C (+)= A · B, n rows by `panels` panels of PANEL lanes. A has the strides a_row and a_column; rows of B are b_row
+   apart, its panels b_panel. */
+static void product(Int n, Int panels, Int depth, const float *a, Int a_row, Int a_column, const float *b, Int b_row,
+                    Int b_panel, float *c, Int c_row, int add) {
+  for (Int p = 0; p < panels; p++)
+    for (Int i = 0; i < n; i += BLOCK_ROWS)
+      block_product((int)min_of(BLOCK_ROWS, n - i), depth, a + i * a_row, a_row, a_column, b + p * b_panel, b_row,
+                    c + i * c_row + p * PANEL, c_row, add);
 }
 
-/* S[i][j] += x_i · table[e + j − i]; the table in panels of NR columns, [columns / NR][d][NR] */
-static void add_band(I n, I m, I d, const float *x, I dp, const float *table, I e, float *s) {
-  for (I p = (e - n - NR) / NR; p <= (e + m) / NR; p++) {
-    const I s0 = p * NR - e; /* j − i of the panel's first lane */
-    for (I i = 0; i < n; i += MR) {
-      const I rows = least(MR, n - i);
-      if (s0 + NR - 1 + i + rows - 1 < 0 || s0 + i >= m) continue;
-      block((int)rows, d, x + i * dp, dp, 1, table + p * d * NR, NR, s + i * (LD + 1) + s0, LD + 1, 1);
+/* The three products of a BAND tile. `base` is the column of the pair (0, 0); `shift` is j − i. Rows of x, out and of
+   tables by row are `width` apart. W is zero around the tile; `row` and `column` are its strides. */
+
+/* tile[i][j] += x_i · table[base + j − i]; the table in panels of PANEL columns, [columns / PANEL][d][PANEL] */
+static void add_band_products(Int n, Int m, Int d, const float *x, Int width, const float *table, Int base,
+                              float *tile) {
+  for (Int p = (base - n - PANEL) / PANEL; p <= (base + m) / PANEL; p++) {
+    const Int shift = p * PANEL - base; /* of the panel's first lane */
+    for (Int i = 0; i < n; i += BLOCK_ROWS) {
+      const Int rows = min_of(BLOCK_ROWS, n - i);
+      if (shift + PANEL - 1 + i + rows - 1 < 0 || shift + i >= m) continue;
+      block_product((int)rows, d, x + i * width, width, 1, table + p * d * PANEL, PANEL,
+                    tile + i * (TILE_STRIDE + 1) + shift, TILE_STRIDE + 1, 1);
     }
   }
 }
 
-/* out_i += Σ_j W[i][j] · table[e + j − i]; the table in rows of dp. W is zero around the tile; `row` and `column` are
-   its strides. With them exchanged and step −1 it is out_j += Σ_i W[i][j] · table[e + j − i]. */
-static void spread_band(I n, I m, I dp, const float *w, I row, I column, const float *table, I e, I step, float *out) {
-  for (I p = 0; p < dp; p += NR)
-    for (I i = 0; i < n; i += MR) {
-      const I rows = least(MR, n - i), s0 = -(i + rows - 1); /* the first j − i that a row of this block needs */
-      block((int)rows, m + rows - 1, w + i * (row + column) + s0 * column, row + column, column,
-            table + (e + step * s0) * dp + p, step * dp, out + i * dp + p, dp, 1);
+/* out_i += Σ_j W[i][j] · table[base + j − i]. With the strides exchanged and step −1 it is
+   out_j += Σ_i W[i][j] · table[base + j − i]. */
+static void add_band_sums(Int n, Int m, Int width, const float *w, Int row, Int column, const float *table, Int base,
+                          Int step, float *out) {
+  for (Int p = 0; p < width; p += PANEL)
+    for (Int i = 0; i < n; i += BLOCK_ROWS) {
+      const Int rows = min_of(BLOCK_ROWS, n - i), shift = -(i + rows - 1); /* the smallest that these rows need */
+      block_product((int)rows, m + rows - 1, w + i * (row + column) + shift * column, row + column, column,
+                    table + (base + step * shift) * width + p, step * width, out + i * width + p, width, 1);
     }
 }
 
-/* table[e + s] += Σ_i W[i][i + s] · x_i for every s in the tile. With strides exchanged and step −1,
-   table[e − s] += Σ_j W[j + s][j] · x_j. */
-static void collect_band(I n, I m, I dp, const float *w, I row, I column, const float *x, I e, I step, float *table) {
-  for (I p = 0; p < dp; p += NR)
-    for (I s = 1 - n; s < m; s += MR) {
-      const I rows = least(MR, m - s), from = most(0, -(s + rows - 1)), to = least(n, m - s);
-      block((int)rows, to - from, w + from * (row + column) + s * column, column, row + column, x + from * dp + p, dp,
-            table + (e + step * s) * dp + p, step * dp, 1);
+/* table[base + shift] += Σ_i W[i][i + shift] · x_i for every shift in the tile. With the strides exchanged and step −1
+   it is table[base − shift] += Σ_j W[j + shift][j] · x_j. */
+static void collect_band(Int n, Int m, Int width, const float *w, Int row, Int column, const float *x, Int base,
+                         Int step, float *table) {
+  for (Int p = 0; p < width; p += PANEL)
+    for (Int shift = 1 - n; shift < m; shift += BLOCK_ROWS) {
+      const Int rows = min_of(BLOCK_ROWS, m - shift), from = max_of(0, -(shift + rows - 1)), to = min_of(n, m - shift);
+      block_product((int)rows, to - from, w + from * (row + column) + shift * column, column, row + column,
+                    x + from * width + p, width, table + (base + step * shift) * width + p, step * width, 1);
     }
 }
 
-/* S[i][j] += T[j][i] */
-static void add_transposed(I n, I m, float *s, const float *t) {
-  for (I i = 0; i < n; i += VL)
-    for (I j = 0; j < m; j += VL) {
-      vec a[VL], b[VL];
+/* tile[i][j] += transposed[j][i]. Blocks of LANES × LANES are transposed in registers, in log2(LANES) steps; in each,
+   lanes of rows u and u + LANES/2 alternate. */
+static void add_transposed(Int n, Int m, float *tile, const float *transposed) {
+  for (Int i = 0; i < n; i += LANES)
+    for (Int j = 0; j < m; j += LANES) {
+      vec a[LANES], b[LANES];
 #pragma GCC unroll 16
-      for (int u = 0; u < VL; u++) a[u] = get(t + (j + u) * LD + i);
-      /* log2(VL) times: lanes of rows u and u + VL/2 alternate */
+      for (int u = 0; u < LANES; u++) a[u] = load(transposed + (j + u) * TILE_STRIDE + i);
 #pragma GCC unroll 4
-      for (int step = 1; step < VL; step *= 2) {
+      for (int step = 1; step < LANES; step *= 2) {
 #pragma GCC unroll 8
-        for (int u = 0; u < VL / 2; u++) {
-          b[2 * u] = ALTERNATE_LOW(a[u], a[u + VL / 2]);
-          b[2 * u + 1] = ALTERNATE_HIGH(a[u], a[u + VL / 2]);
+        for (int u = 0; u < LANES / 2; u++) {
+          b[2 * u] = ALTERNATE_LOW(a[u], a[u + LANES / 2]);
+          b[2 * u + 1] = ALTERNATE_HIGH(a[u], a[u + LANES / 2]);
         }
 #pragma GCC unroll 16
-        for (int u = 0; u < VL; u++) a[u] = b[u];
+        for (int u = 0; u < LANES; u++) a[u] = b[u];
       }
 #pragma GCC unroll 16
-      for (int u = 0; u < VL; u++) put(s + (i + u) * LD + j, get(s + (i + u) * LD + j) + a[u]);
+      for (int u = 0; u < LANES; u++) {
+        float *to = tile + (i + u) * TILE_STRIDE + j;
+        store(to, load(to) + a[u]);
+      }
     }
 }
 
-/* S[i][j] = Σ_d x_i[d] · y_j[d] · table[e + j − i][d]; y in panels of NR keys, the table as [d][width] */
-static void gain_band(I n, I m, I d, const float *x, I dp, const float *y, const float *table, I width, I e, float *s) {
-  for (I j = 0; j < m; j += NR)
-    for (I i = 0; i < n; i += 4) { /* rows beyond n are there, and not looked at */
-      vec acc[4][NV] = {{{0}}};
-      const float *yy = y + j * d, *g = table + e + j - i;
-      for (I k = 0; k < d; k++, yy += NR, g += width) {
+/* tile[i][j] = Σ_d x_i[d] · y_j[d] · table[base + j − i][d]; y in panels of PANEL keys, the table as [d][table_row] */
+static void gain_band_products(Int n, Int m, Int d, const float *x, Int width, const float *y, const float *table,
+                               Int table_row, Int base, float *tile) {
+  for (Int j = 0; j < m; j += PANEL)
+    for (Int i = 0; i < n; i += 4) { /* rows from n on exist, and their results are not used */
+      vec acc[4][PANEL_VECTORS] = {{{0}}};
+      const float *yy = y + j * d, *g = table + base + j - i;
+      for (Int k = 0; k < d; k++, yy += PANEL, g += table_row) {
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++)
 #pragma GCC unroll 4
-          for (int u = 0; u < NV; u++) acc[r][u] += all(x[(i + r) * dp + k]) * get(g - r + u * VL) * get(yy + u * VL);
+          for (int u = 0; u < PANEL_VECTORS; u++)
+            acc[r][u] += broadcast(x[(i + r) * width + k]) * load(g - r + u * LANES) * load(yy + u * LANES);
       }
       for (int r = 0; r < 4; r++)
-        for (int u = 0; u < NV; u++) put(s + (i + r) * LD + j + u * VL, acc[r][u]);
+        for (int u = 0; u < PANEL_VECTORS; u++) store(tile + (i + r) * TILE_STRIDE + j + u * LANES, acc[r][u]);
     }
 }
 
-INLINE float dot(I dp, const float *x, const float *y) {
+INLINE float dot(Int width, const float *x, const float *y) {
   vec sum = {0};
-  for (I k = 0; k < dp; k += VL) sum += get(x + k) * get(y + k);
+  for (Int k = 0; k < width; k += LANES) sum += load(x + k) * load(y + k);
   return sum_lanes(sum);
 }
 
-INLINE void add_scaled(I dp, float w, const float *x, float *y) {
-  for (I k = 0; k < dp; k += VL) put(y + k, get(y + k) + w * get(x + k));
+/* y += w · x */
+INLINE void add_scaled(Int width, float w, const float *x, float *y) {
+  for (Int k = 0; k < width; k += LANES) store(y + k, load(y + k) + w * load(x + k));
+}
+
+INLINE float sum_row(const float *row, Int m) {
+  vec sum = {0};
+  for (Int j = 0; j < m; j += LANES) sum += load(row + j);
+  return sum_lanes(sum);
 }
 
 /* ---------------------------------------------------------------- a call */
 
+/* A tensor of four dimensions */
 typedef struct {
   void *data;
-  I stride[4]; /* in elements */
+  Int stride[4]; /* in elements */
 } View;
 
 typedef struct {
-  I batch, heads, kv_heads, lq, lk, d, dv;
-  I columns, lo;            /* of the tables */
-  I causal, bf16, threads;
-  I raw;                    /* raw_q and raw_k differ from q and k */
-  I gain_vector;            /* gain is [heads, columns, d], not [heads, columns] */
-  I seed;
+  Int batch, heads, kv_heads, queries, keys, head_dim, value_dim;
+  Int columns, first_offset; /* of the tables */
+  Int causal, bf16, threads;
+  Int has_raw;     /* raw_q and raw_k differ from q and k */
+  Int vector_gain; /* gain is [heads, columns, head_dim], not [heads, columns] */
+  Int seed;
   double scale, dropout;
   View q, k, v, raw_q, raw_k;
-  View out;                 /* float32, whatever the rest is: the backward pass starts from it */
-  View mask;                /* bytes, strides 0 where it broadcasts; data NULL if there is none */
-  const I *q_pos, *k_pos;
-  I q_pos_stride, k_pos_stride; /* from row to row of the batch, 0 if all are alike */
-  const float *bias, *gain, *query, *key, *value; /* contiguous, NULL if not there */
-  I bias_heads, gain_heads, query_heads, key_heads, value_heads; /* 1 or heads */
-  float *lse;               /* [batch, heads, lq, 2]: the largest logit, and the logarithm of the sum beside it */
-  View grad;                /* float32 */
-  View dq, dk, dv_, draw_q, draw_k;
+  View out;  /* float32, whatever the rest is: the backward pass starts from it */
+  View mask; /* bytes, strides 0 where it broadcasts; data NULL if there is none */
+  const Int *q_pos, *k_pos;
+  Int q_pos_stride, k_pos_stride;                 /* from row to row of the batch, 0 if all are alike */
+  const float *bias, *gain, *query, *key, *value; /* contiguous, NULL if not used */
+  Int bias_heads, gain_heads, query_heads, key_heads, value_heads; /* 1 or heads */
+  float *lse; /* [batch, heads, queries, 2]: the largest logit, and the logarithm of Σ_j exp(logit − largest) */
+  View grad;  /* of the output, float32 */
+  View dq, dk, dv, draw_q, draw_k;
   float *dbias, *dgain, *dquery, *dkey, *dvalue; /* as the tables; zero on entry */
 } Call;
 
-I locant_call_size(void) { return sizeof(Call); }
+Int locant_call_size(void) { return sizeof(Call); }
 
-I locant_lanes(void) { return VL; }
+Int locant_lanes(void) { return LANES; }
 
-/* dp and dvp: head sizes rounded up to whole panels, the rest is 0 */
-#define DP(c) up((c)->d, NR)
-#define DVP(c) up((c)->dv, NR)
-#define PAD up(2 * TILE + 2 * NR, NR)                 /* columns added on either side: copies of the last one */
-#define EXT(c) up((c)->columns + 2 * PAD, NR)
-#define KEYS(c) up((c)->lk, TILE)
-#define QUERIES(c) up((c)->lq, TILE)
-#define ROWS (TILE + 2 * MR)                          /* of a tile with zeros around it */
-#define CELLS (ROWS * LD + 2 * MARGIN)
-#define INSIDE(tile) ((tile) + MR * LD + MARGIN)
-#define GAIN_WIDTH(c) (EXT(c) + 3 * VL)               /* not a multiple of a page */
+/* Head sizes rounded up to whole panels: rows of q, k and v are this long in memory, the rest is 0 */
+#define HEAD_WIDTH(call) round_up((call)->head_dim, PANEL)
+#define VALUE_WIDTH(call) round_up((call)->value_dim, PANEL)
+#define PADDED_KEYS(call) round_up((call)->keys, TILE)
+#define PADDED_QUERIES(call) round_up((call)->queries, TILE)
+/* Tables have COLUMN_PADDING more columns on either side: copies of the column at that end */
+#define COLUMN_PADDING round_up(2 * TILE + 2 * PANEL, PANEL)
+#define PADDED_COLUMNS(call) round_up((call)->columns + 2 * COLUMN_PADDING, PANEL)
+#define GAIN_ROW(call) (PADDED_COLUMNS(call) + 3 * LANES) /* not a multiple of a page */
+/* A tile in memory has zeros around it; INTERIOR is its first element */
+#define TILE_ROWS (TILE + 2 * BLOCK_ROWS)
+#define TILE_FLOATS (TILE_ROWS * TILE_STRIDE + 2 * MARGIN)
+#define INTERIOR(tile) ((tile) + BLOCK_ROWS * TILE_STRIDE + MARGIN)
 
-/* A piece of memory handed out in parts. Measured with data NULL, then handed out for good. */
+/* Whether any table differs from head to head */
+static int tables_per_head(const Call *call) {
+  return call->bias_heads > 1 || call->gain_heads > 1 || call->query_heads > 1 || call->key_heads > 1 ||
+         call->value_heads > 1;
+}
+
+/* Memory handed out in parts. With data NULL it only counts, so that the whole can be allocated at once. */
 typedef struct {
   float *data;
-  I used;
+  Int used;
 } Arena;
 
-static float *take(Arena *arena, I n) {
+static float *allocate(Arena *arena, Int n) {
   float *at = arena->data ? arena->data + arena->used : NULL;
-  arena->used += up(n, 64);
-#ifdef __SANITIZE_ADDRESS__ /* a gap between parts, where nothing may reach */
-  if (at) ASAN_POISON_MEMORY_REGION(at + up(n, 2), (size_t)(4 * (up(n, 64) + 64 - up(n, 2))));
+  arena->used += round_up(n, 64);
+#ifdef __SANITIZE_ADDRESS__ /* a gap between parts, which nothing may read or write */
+  if (at) ASAN_POISON_MEMORY_REGION(at + round_up(n, 2), (size_t)(4 * (round_up(n, 64) + 64 - round_up(n, 2))));
   arena->used += 64;
 #endif
   return at;
 }
 
-static float *zeros(I n) {
-  float *p = aligned_alloc(256, (size_t)up(4 * n + 256, 256));
+static float *allocate_zeros(Int n) {
+  float *p = aligned_alloc(256, (size_t)round_up(4 * n + 256, 256));
   if (p) memset(p, 0, (size_t)(4 * n));
   return p;
 }
 
-INLINE float value_of(const void *p, I at, I bf16) {
+INLINE float read_value(const void *p, Int at, Int bf16) {
   if (!bf16) return ((const float *)p)[at];
   const uint32_t bits = (uint32_t)((const uint16_t *)p)[at] << 16;
   float x;
@@ -322,7 +362,7 @@ INLINE float value_of(const void *p, I at, I bf16) {
   return x;
 }
 
-INLINE void set_value(void *p, I at, I bf16, float x) {
+INLINE void write_value(void *p, Int at, Int bf16, float x) {
   if (!bf16) {
     ((float *)p)[at] = x;
     return;
@@ -336,318 +376,381 @@ INLINE void set_value(void *p, I at, I bf16, float x) {
   ((uint16_t *)p)[at] = (uint16_t)(bits >> 16);
 }
 
-/* rows [n][dp] of a head, the padding left as it is (0) */
-static void read_rows(const View *x, I bf16, I b, I h, I from, I n, I d, I dp, float *rows) {
-  const I base = b * x->stride[0] + h * x->stride[1];
-  for (I i = 0; i < n; i++) {
-    const I at = base + (from + i) * x->stride[2];
+/* Rows [n][width] of a head; does not write the padding, which is 0 */
+static void read_rows(const View *x, Int bf16, Int b, Int h, Int from, Int n, Int d, Int width, float *rows) {
+  const Int base = b * x->stride[0] + h * x->stride[1];
+  for (Int i = 0; i < n; i++) {
+    const Int at = base + (from + i) * x->stride[2];
     if (!bf16 && x->stride[3] == 1)
-      memcpy(rows + i * dp, (const float *)x->data + at, (size_t)(4 * d));
+      memcpy(rows + i * width, (const float *)x->data + at, (size_t)(4 * d));
     else
-      for (I k = 0; k < d; k++) rows[i * dp + k] = value_of(x->data, at + k * x->stride[3], bf16);
+      for (Int k = 0; k < d; k++) rows[i * width + k] = read_value(x->data, at + k * x->stride[3], bf16);
   }
 }
 
-static void write_rows(const View *x, I bf16, I b, I h, I from, I n, I d, I dp, const float *rows) {
-  const I base = b * x->stride[0] + h * x->stride[1];
-  for (I i = 0; i < n; i++)
-    for (I k = 0; k < d; k++)
-      set_value(x->data, base + (from + i) * x->stride[2] + k * x->stride[3], bf16, rows[i * dp + k]);
+static void write_rows(const View *x, Int bf16, Int b, Int h, Int from, Int n, Int d, Int width, const float *rows) {
+  const Int base = b * x->stride[0] + h * x->stride[1];
+  for (Int i = 0; i < n; i++)
+    for (Int k = 0; k < d; k++)
+      write_value(x->data, base + (from + i) * x->stride[2] + k * x->stride[3], bf16, rows[i * width + k]);
 }
 
-/* rows [n][dp] as panels of NR rows, [n / NR][d][NR]; rows beyond n are 0 */
-static void into_panels(I n, I d, I dp, const float *rows, float *panels) {
-  for (I p = 0; p < up(n, NR); p += NR)
-    for (I k = 0; k < d; k++)
-      for (I l = 0; l < NR; l++) panels[p * d + k * NR + l] = p + l < n ? rows[(p + l) * dp + k] : 0;
+/* Rows [n][width] as panels of PANEL rows, [n / PANEL][d][PANEL]; rows from n on are 0 */
+static void into_panels(Int n, Int d, Int width, const float *rows, float *panels) {
+  for (Int p = 0; p < round_up(n, PANEL); p += PANEL)
+    for (Int k = 0; k < d; k++)
+      for (Int l = 0; l < PANEL; l++) panels[p * d + k * PANEL + l] = p + l < n ? rows[(p + l) * width + k] : 0;
 }
 
 /* ---------------------------------------------------------------- tables */
 
-/* One head's tables over EXT columns. Vectors as rows [EXT][dp] and as panels of columns [EXT / NR][d][NR]; the panels
-   of `key` in reverse order, because it is added to a transposed tile. */
+/* One head's tables over PADDED_COLUMNS columns; NULL if not used. Vectors as rows [columns][width] and as panels of
+   columns [columns / PANEL][d][PANEL]. The panels of `key` are in reverse order, because its products are added to a
+   transposed tile. */
 typedef struct {
-  float *bias, *gain, *gain_rows, *gain_lanes;
+  float *bias, *gain;
+  float *gain_rows, *gain_columns; /* a vector gain: as rows, and as [d][GAIN_ROW] */
   float *query_rows, *query_panels, *key_rows, *key_panels, *value_rows, *value_panels;
 } Tables;
 
-static void take_tables(const Call *c, int backward, Arena *arena, Tables *t) {
-  const I ext = EXT(c);
-  memset(t, 0, sizeof *t);
-  if (c->bias) t->bias = take(arena, ext);
-  if (c->gain && !c->gain_vector) t->gain = take(arena, ext);
-  if (c->gain && c->gain_vector) {
-    t->gain_rows = take(arena, ext * DP(c));
-    t->gain_lanes = take(arena, GAIN_WIDTH(c) * c->d + 8 * NR);
+static void allocate_tables(const Call *call, int backward, Arena *arena, Tables *tables) {
+  const Int columns = PADDED_COLUMNS(call), d = call->head_dim, width = HEAD_WIDTH(call);
+  memset(tables, 0, sizeof *tables);
+  if (call->bias) tables->bias = allocate(arena, columns);
+  if (call->gain && !call->vector_gain) tables->gain = allocate(arena, columns);
+  if (call->gain && call->vector_gain) {
+    tables->gain_rows = allocate(arena, columns * width);
+    tables->gain_columns = allocate(arena, GAIN_ROW(call) * d + 8 * PANEL);
   }
-  if (c->query) t->query_rows = take(arena, ext * DP(c)), t->query_panels = take(arena, ext * c->d);
-  if (c->key) t->key_rows = take(arena, ext * DP(c)), t->key_panels = take(arena, ext * c->d);
-  if (c->value) t->value_rows = take(arena, ext * DVP(c));
-  if (c->value && backward) t->value_panels = take(arena, ext * c->dv);
+  if (call->query)
+    tables->query_rows = allocate(arena, columns * width), tables->query_panels = allocate(arena, columns * d);
+  if (call->key) tables->key_rows = allocate(arena, columns * width), tables->key_panels = allocate(arena, columns * d);
+  if (call->value) tables->value_rows = allocate(arena, columns * VALUE_WIDTH(call));
+  if (call->value && backward) tables->value_panels = allocate(arena, columns * call->value_dim);
 }
 
-/* rows [columns][d], column 0 and the last one repeated outwards */
-static void extend(const Call *c, const float *table, I d, I dp, float *rows) {
-  for (I e = 0; e < EXT(c); e++) {
-    const I column = most(0, least(e - PAD, c->columns - 1));
-    memcpy(rows + e * dp, table + column * d, (size_t)(4 * d));
+/* Rows [columns][d] of a table with the first and the last one repeated outwards */
+static void extend_table(const Call *call, const float *table, Int d, Int width, float *rows) {
+  for (Int e = 0; e < PADDED_COLUMNS(call); e++) {
+    const Int column = max_of(0, min_of(e - COLUMN_PADDING, call->columns - 1));
+    memcpy(rows + e * width, table + column * d, (size_t)(4 * d));
   }
 }
 
-static void fill_tables(const Call *c, I h, Tables *t) {
-  const I ext = EXT(c), dp = DP(c), dvp = DVP(c);
-#define OF(name, size) (c->name + (c->name##_heads == 1 ? 0 : h) * c->columns * (size))
-  if (t->bias) extend(c, OF(bias, 1), 1, 1, t->bias);
-  if (t->gain) extend(c, OF(gain, 1), 1, 1, t->gain);
-  if (t->gain_rows) {
-    extend(c, OF(gain, c->d), c->d, dp, t->gain_rows);
-    for (I k = 0; k < c->d; k++)
-      for (I e = 0; e < ext; e++) t->gain_lanes[k * GAIN_WIDTH(c) + e] = t->gain_rows[e * dp + k];
+static void fill_tables(const Call *call, Int h, Tables *tables) {
+  const Int columns = PADDED_COLUMNS(call), d = call->head_dim, dv = call->value_dim;
+  const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call);
+#define OF_HEAD(name, size) (call->name + (call->name##_heads == 1 ? 0 : h) * call->columns * (size))
+  if (tables->bias) extend_table(call, OF_HEAD(bias, 1), 1, 1, tables->bias);
+  if (tables->gain) extend_table(call, OF_HEAD(gain, 1), 1, 1, tables->gain);
+  if (tables->gain_rows) {
+    extend_table(call, OF_HEAD(gain, d), d, width, tables->gain_rows);
+    for (Int k = 0; k < d; k++)
+      for (Int e = 0; e < columns; e++) tables->gain_columns[k * GAIN_ROW(call) + e] = tables->gain_rows[e * width + k];
   }
-  if (t->query_rows) {
-    extend(c, OF(query, c->d), c->d, dp, t->query_rows);
-    into_panels(ext, c->d, dp, t->query_rows, t->query_panels);
+  if (tables->query_rows) {
+    extend_table(call, OF_HEAD(query, d), d, width, tables->query_rows);
+    into_panels(columns, d, width, tables->query_rows, tables->query_panels);
   }
-  if (t->key_rows) {
-    extend(c, OF(key, c->d), c->d, dp, t->key_rows);
-    into_panels(ext, c->d, -dp, t->key_rows + (ext - 1) * dp, t->key_panels);
+  if (tables->key_rows) {
+    extend_table(call, OF_HEAD(key, d), d, width, tables->key_rows);
+    into_panels(columns, d, -width, tables->key_rows + (columns - 1) * width, tables->key_panels);
   }
-  if (t->value_rows) extend(c, OF(value, c->dv), c->dv, dvp, t->value_rows);
-  if (t->value_panels) into_panels(ext, c->dv, dvp, t->value_rows, t->value_panels);
-#undef OF
+  if (tables->value_rows) extend_table(call, OF_HEAD(value, dv), dv, value_width, tables->value_rows);
+  if (tables->value_panels) into_panels(columns, dv, value_width, tables->value_rows, tables->value_panels);
+#undef OF_HEAD
 }
 
 /* ---------------------------------------------------------------- tiles */
 
+/* Positions of up to TILE tokens */
 typedef struct {
-  I min, max, first;
-  int regular; /* up by one from token to token */
+  Int min, max, first;
+  int consecutive; /* they go up by one from token to token */
 } Span;
 
-static void find_spans(const I *pos, I n, Span *spans) {
-  for (I at = 0; at < n; at += TILE) {
+static void find_spans(const Int *pos, Int n, Span *spans) {
+  for (Int at = 0; at < n; at += TILE) {
     Span s = {pos[at], pos[at], pos[at], 1};
-    for (I i = at + 1; i < least(n, at + TILE); i++) {
-      s.min = least(s.min, pos[i]), s.max = most(s.max, pos[i]);
-      s.regular &= pos[i] == pos[i - 1] + 1;
+    for (Int i = at + 1; i < min_of(n, at + TILE); i++) {
+      s.min = min_of(s.min, pos[i]), s.max = max_of(s.max, pos[i]);
+      s.consecutive &= pos[i] == pos[i - 1] + 1;
     }
     spans[at / TILE] = s;
   }
 }
 
-enum { SKIP, FAR, BAND, SCATTER };
+typedef enum { SKIP, FAR, BAND, SCATTER } Kind;
 
 typedef struct {
-  int kind, hides; /* hides: some pair is not visible */
-  I b, h, i0, n, j0, m;
-  I e;             /* column of the tile's first pair if BAND; of every pair if FAR */
-  int end;         /* which end if FAR: 0 or 1 */
-  const I *q_pos, *k_pos; /* of the tile */
+  Kind kind;
+  int some_hidden; /* some pair is not visible */
+  Int b, h;        /* sequence and query head */
+  Int first_query, queries, first_key, keys;
+  Int column;               /* BAND: of the pair (0, 0). FAR: of every pair. Counted with COLUMN_PADDING. */
+  int far_end;              /* FAR: at which end of the tables, 0 or 1 */
+  const Int *q_pos, *k_pos; /* of the tile's first query and key */
 } Tile;
 
-INLINE int visible(const Call *c, const Tile *t, I i, I j) {
-  if (c->causal && t->k_pos[j] > t->q_pos[i]) return 0;
-  const View *x = &c->mask;
-  return !x->data || ((const uint8_t *)x->data)[t->b * x->stride[0] + t->h * x->stride[1] +
-                                                (t->i0 + i) * x->stride[2] + (t->j0 + j) * x->stride[3]];
+INLINE int is_visible(const Call *call, const Tile *tile, Int i, Int j) {
+  if (call->causal && tile->k_pos[j] > tile->q_pos[i]) return 0;
+  const View *x = &call->mask;
+  return !x->data ||
+         ((const uint8_t *)x->data)[tile->b * x->stride[0] + tile->h * x->stride[1] +
+                                    (tile->first_query + i) * x->stride[2] + (tile->first_key + j) * x->stride[3]];
 }
 
-static Tile look(const Call *c, I b, I h, I i0, I j0, const Span *qs, const Span *ks) {
-  Tile t = {.b = b, .h = h, .i0 = i0, .n = least(TILE, c->lq - i0), .j0 = j0, .m = least(TILE, c->lk - j0)};
-  const Span *q = qs + i0 / TILE, *k = ks + j0 / TILE;
-  t.q_pos = c->q_pos + b * c->q_pos_stride + i0;
-  t.k_pos = c->k_pos + b * c->k_pos_stride + j0;
-  if (c->causal && k->min > q->max) return t; /* SKIP */
-  t.hides = c->causal && k->max > q->min;
-  if (c->mask.data) {
-    const I rows = c->mask.stride[2] ? t.n : 1;
-    const uint8_t *bytes = (const uint8_t *)c->mask.data + b * c->mask.stride[0] + h * c->mask.stride[1] +
-                           i0 * c->mask.stride[2] + j0 * c->mask.stride[3];
-    I seen = 0;
-    for (I i = 0; i < rows; i++)
-      for (I j = 0; j < t.m; j++) seen += bytes[i * c->mask.stride[2] + j * c->mask.stride[3]] != 0;
-    if (!seen) return t; /* SKIP */
-    t.hides |= seen < rows * t.m;
+/* How many pairs of a tile the mask allows, out of *of; a mask that is the same for all queries is read once */
+static Int count_allowed(const Call *call, const Tile *tile, Int *of) {
+  const View *x = &call->mask;
+  const Int rows = x->stride[2] ? tile->queries : 1;
+  const uint8_t *bytes = (const uint8_t *)x->data + tile->b * x->stride[0] + tile->h * x->stride[1] +
+                         tile->first_query * x->stride[2] + tile->first_key * x->stride[3];
+  Int allowed = 0;
+  for (Int i = 0; i < rows; i++)
+    for (Int j = 0; j < tile->keys; j++) allowed += bytes[i * x->stride[2] + j * x->stride[3]] != 0;
+  *of = rows * tile->keys;
+  return allowed;
+}
+
+/* The tile that begins at a query and a key, with its kind */
+static Tile make_tile(const Call *call, Int b, Int h, Int first_query, Int first_key, const Span *q_spans,
+                      const Span *k_spans) {
+  Tile tile = {.kind = SKIP,
+               .b = b,
+               .h = h,
+               .first_query = first_query,
+               .queries = min_of(TILE, call->queries - first_query),
+               .first_key = first_key,
+               .keys = min_of(TILE, call->keys - first_key)};
+  const Span *q = q_spans + first_query / TILE, *k = k_spans + first_key / TILE;
+  tile.q_pos = call->q_pos + b * call->q_pos_stride + first_query;
+  tile.k_pos = call->k_pos + b * call->k_pos_stride + first_key;
+  if (call->causal && k->min > q->max) return tile;
+  tile.some_hidden = call->causal && k->max > q->min;
+  if (call->mask.data) {
+    Int pairs;
+    const Int allowed = count_allowed(call, &tile, &pairs);
+    if (!allowed) return tile;
+    tile.some_hidden |= allowed < pairs;
   }
-  const I low = k->min - q->max - c->lo, high = k->max - q->min - c->lo; /* columns, before they are held to the ends */
-  if (!(c->bias || c->gain || c->query || c->key || c->value) || high <= 0)
-    t.kind = FAR, t.end = 0, t.e = PAD;
-  else if (low >= c->columns - 1)
-    t.kind = FAR, t.end = 1, t.e = PAD + c->columns - 1;
-  else if (q->regular && k->regular)
-    t.kind = BAND, t.e = PAD + k->first - q->first - c->lo;
+  /* The columns of the smallest and the largest offset, which may lie beyond the tables */
+  const Int low = k->min - q->max - call->first_offset, high = k->max - q->min - call->first_offset;
+  if (!(call->bias || call->gain || call->query || call->key || call->value) || high <= 0)
+    tile.kind = FAR, tile.far_end = 0, tile.column = COLUMN_PADDING;
+  else if (low >= call->columns - 1)
+    tile.kind = FAR, tile.far_end = 1, tile.column = COLUMN_PADDING + call->columns - 1;
+  else if (q->consecutive && k->consecutive)
+    tile.kind = BAND, tile.column = COLUMN_PADDING + k->first - q->first - call->first_offset;
   else
-    t.kind = SCATTER;
-  return t;
+    tile.kind = SCATTER;
+  return tile;
 }
 
-INLINE I column(const Call *c, const Tile *t, I i, I j) {
-  return PAD + most(0, least(t->k_pos[j] - t->q_pos[i] - c->lo, c->columns - 1));
+/* The column of a pair of a SCATTER tile */
+INLINE Int column_of(const Call *call, const Tile *tile, Int i, Int j) {
+  const Int column = tile->k_pos[j] - tile->q_pos[i] - call->first_offset;
+  return COLUMN_PADDING + max_of(0, min_of(column, call->columns - 1));
 }
 
-/* For SCATTER: a row of a tile summed by column. `total` is zero but for the columns in `touched`, and again after
-   `forget`. With long sums made of short ones the tables' gradients stay as exact as the rest. */
+/* ---------------------------------------------------------------- logits */
+
+/* The tensors that a tile is computed from; pointers are to the tile's own first row */
 typedef struct {
-  float *total;     /* [EXT] */
-  I *touched, count; /* [TILE] */
-} Tally;
-
-static void tally(Tally *y, I e, float x) {
-  if (x == 0) return;
-  int known = 0;
-  if (y->total[e] == 0)
-    for (I n = 0; n < y->count && !known; n++) known = y->touched[n] == e; /* it came to 0 on the way */
-  else
-    known = 1;
-  if (!known) y->touched[y->count++] = e;
-  y->total[e] += x;
-}
-
-static void forget(Tally *y) {
-  for (I n = 0; n < y->count; n++) y->total[y->touched[n]] = 0;
-  y->count = 0;
-}
-
-/* What a tile is computed from; pointers are to its own first row */
-typedef struct {
-  const float *q, *raw_q;         /* rows of dp */
-  const float *k_panels;          /* [m / NR][d][NR] */
-  const float *k, *raw_k;         /* rows of dp */
-  const float *far_q[2];          /* raw_q · query at either end */
-  const float *far_k[2];          /* raw_k · key at either end */
-  Tables *tables;
-  float *turned;                  /* a tile, transposed */
-  float *scaled;                  /* rows of q times the gain, if FAR */
+  const float *q, *raw_q;         /* rows of HEAD_WIDTH */
+  const float *k_panels;          /* [m / PANEL][d][PANEL] */
+  const float *k, *raw_k;         /* rows of HEAD_WIDTH */
+  const float *far_query_term[2]; /* raw_q · query at either end of the table */
+  const float *far_key_term[2];   /* raw_k · key at either end of the table */
+  const Tables *tables;
+  float *transposed; /* memory for a transposed tile */
+  float *scaled_q;   /* memory for rows of q times a vector gain */
 } Operands;
 
-/* The logits of a tile into S, −∞ where hidden and in the lanes beyond m. What lies around the tile is anything.
-   `content`, if not NULL, gets the content product before a scalar gain. */
-static void logits(const Call *c, const Tile *t, const Operands *o, float *s, float *content) {
-  const I n = t->n, m = t->m, d = c->d, dp = DP(c);
-  const Tables *tables = o->tables;
-  if (tables->gain_rows && t->kind == BAND)
-    gain_band(n, m, d, o->q, dp, o->k_panels, tables->gain_lanes, GAIN_WIDTH(c), t->e, s);
-  else if (tables->gain_rows && t->kind == SCATTER) {
-    for (I i = 0; i < n; i++)
-      for (I j = 0; j < m; j++) {
-        const float *g = tables->gain_rows + column(c, t, i, j) * dp, *q = o->q + i * dp, *k = o->k + j * dp;
-        vec sum = {0};
-        for (I x = 0; x < dp; x += VL) sum += get(q + x) * get(g + x) * get(k + x);
-        s[i * LD + j] = sum_lanes(sum);
-      }
-  } else {
-    const float *q = o->q;
-    if (tables->gain_rows) { /* FAR */
-      const float *g = tables->gain_rows + t->e * dp;
-      for (I i = 0; i < n; i++)
-        for (I x = 0; x < dp; x += VL) put(o->scaled + i * dp + x, get(q + i * dp + x) * get(g + x));
-      q = o->scaled;
-    }
-    product(n, up(m, NR) / NR, d, q, dp, 1, o->k_panels, NR, d * NR, s, LD, 0);
-  }
-  if (content)
-    for (I i = 0; i < n; i++) memcpy(content + i * LD, s + i * LD, (size_t)(4 * up(m, VL)));
-  const float scale = (float)c->scale;
-  if (t->kind == SCATTER) {
-    for (I i = 0; i < n; i++)
-      for (I j = 0; j < m; j++) {
-        const I e = column(c, t, i, j);
-        float x = s[i * LD + j];
-        if (tables->gain) x *= tables->gain[e];
-        if (tables->query_rows) x += dot(dp, o->raw_q + i * dp, tables->query_rows + e * dp);
-        if (tables->key_rows) x += dot(dp, o->raw_k + j * dp, tables->key_rows + e * dp);
-        s[i * LD + j] = scale * x + (tables->bias ? tables->bias[e] : 0);
-      }
-  } else {
-    const int band = t->kind == BAND;
-    /* A gain is of the content product alone: before products with vectors are added, else on the way */
-    const int early = tables->gain && band && (tables->query_panels || tables->key_panels);
-    const float *gain = early ? NULL : tables->gain;
-    if (early)
-      for (I i = 0; i < n; i++)
-        for (I j = 0; j < m; j += VL) put(s + i * LD + j, get(s + i * LD + j) * get(tables->gain + t->e + j - i));
-    if (band && tables->query_panels) add_band(n, m, d, o->raw_q, dp, tables->query_panels, t->e, s);
-    if (band && tables->key_panels) {
-      for (I j = 0; j < m; j++) memset(o->turned + j * LD, 0, 4 * TILE);
-      add_band(m, n, d, o->raw_k, dp, tables->key_panels, EXT(c) - 1 - t->e, o->turned);
-      add_transposed(n, m, s, o->turned);
-    }
-    const float *far_k = !band && tables->key_rows ? o->far_k[t->end] : NULL;
-    for (I i = 0; i < n; i++) {
-      const float row = !band && tables->query_rows ? o->far_q[t->end][i] : 0;
-      const float *bias = tables->bias ? tables->bias + t->e : NULL;
-      for (I j = 0; j < m; j += VL) {
-        vec x = get(s + i * LD + j);
-        if (gain) x *= band ? get(gain + t->e + j - i) : all(gain[t->e]);
-        x += row;
-        if (far_k) x += get(far_k + j);
-        x *= scale;
-        if (bias) x += band ? get(bias + j - i) : all(*bias);
-        put(s + i * LD + j, x);
-      }
-    }
-  }
-  for (I i = 0; i < n; i++)
-    for (I j = m; j < up(m, VL); j++) s[i * LD + j] = -INFINITY;
-  if (t->hides)
-    for (I i = 0; i < n; i++)
-      for (I j = 0; j < m; j++)
-        if (!visible(c, t, i, j)) s[i * LD + j] = -INFINITY;
+/* tile = q · kᵀ */
+static void content_products(const Call *call, const Tile *tile, const float *q, const Operands *in, float *logits) {
+  product(tile->queries, round_up(tile->keys, PANEL) / PANEL, call->head_dim, q, HEAD_WIDTH(call), 1, in->k_panels,
+          PANEL, call->head_dim * PANEL, logits, TILE_STRIDE, 0);
 }
 
-/* The lanes of a row from m to the end of a tile, and what the next block of rows may read beyond it */
-INLINE void clear_after(float *row, I m) {
+/* `content`, if not NULL, gets a copy of the content products before a scalar gain: its gradient needs them */
+static void keep_content(const Tile *tile, const float *logits, float *content) {
+  if (!content) return;
+  for (Int i = 0; i < tile->queries; i++)
+    memcpy(content + i * TILE_STRIDE, logits + i * TILE_STRIDE, (size_t)(4 * round_up(tile->keys, LANES)));
+}
+
+/* One column serves all pairs: a number for the bias and a scalar gain, a vector over queries or keys for the rest */
+static void far_logits(const Call *call, const Tile *tile, const Operands *in, float *logits, float *content) {
+  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call), column = tile->column;
+  const Tables *tables = in->tables;
+  const float *q = in->q;
+  if (tables->gain_rows) {
+    const float *gain = tables->gain_rows + column * width;
+    for (Int i = 0; i < n; i++)
+      for (Int x = 0; x < width; x += LANES)
+        store(in->scaled_q + i * width + x, load(q + i * width + x) * load(gain + x));
+    q = in->scaled_q;
+  }
+  content_products(call, tile, q, in, logits);
+  keep_content(tile, logits, content);
+  const float scale = (float)call->scale;
+  const float *key_term = tables->key_rows ? in->far_key_term[tile->far_end] : NULL;
+  for (Int i = 0; i < n; i++) {
+    const float query_term = tables->query_rows ? in->far_query_term[tile->far_end][i] : 0;
+    float *row = logits + i * TILE_STRIDE;
+    for (Int j = 0; j < m; j += LANES) {
+      vec x = load(row + j);
+      if (tables->gain) x *= broadcast(tables->gain[column]);
+      x += query_term;
+      if (key_term) x += load(key_term + j);
+      x *= scale;
+      if (tables->bias) x += broadcast(tables->bias[column]);
+      store(row + j, x);
+    }
+  }
+}
+
+/* Pair (i, j) needs the column j − i after that of pair (0, 0) */
+static void band_logits(const Call *call, const Tile *tile, const Operands *in, float *logits, float *content) {
+  const Int n = tile->queries, m = tile->keys, d = call->head_dim, width = HEAD_WIDTH(call), base = tile->column;
+  const Tables *tables = in->tables;
+  if (tables->gain_rows)
+    gain_band_products(n, m, d, in->q, width, in->k_panels, tables->gain_columns, GAIN_ROW(call), base, logits);
+  else
+    content_products(call, tile, in->q, in, logits);
+  keep_content(tile, logits, content);
+  /* A gain multiplies the content products alone. If products with vectors follow, it comes before them; if not, it is
+     cheaper in the last loop. */
+  const int gain_first = tables->gain && (tables->query_panels || tables->key_panels);
+  if (gain_first)
+    for (Int i = 0; i < n; i++)
+      for (Int j = 0; j < m; j += LANES) {
+        float *at = logits + i * TILE_STRIDE + j;
+        store(at, load(at) * load(tables->gain + base + j - i));
+      }
+  if (tables->query_panels) add_band_products(n, m, d, in->raw_q, width, tables->query_panels, base, logits);
+  if (tables->key_panels) {
+    for (Int j = 0; j < m; j++) memset(in->transposed + j * TILE_STRIDE, 0, 4 * TILE);
+    add_band_products(m, n, d, in->raw_k, width, tables->key_panels, PADDED_COLUMNS(call) - 1 - base, in->transposed);
+    add_transposed(n, m, logits, in->transposed);
+  }
+  const float scale = (float)call->scale;
+  const float *gain = gain_first ? NULL : tables->gain;
+  for (Int i = 0; i < n; i++) {
+    float *row = logits + i * TILE_STRIDE;
+    for (Int j = 0; j < m; j += LANES) {
+      vec x = load(row + j);
+      if (gain) x *= load(gain + base + j - i);
+      x *= scale;
+      if (tables->bias) x += load(tables->bias + base + j - i);
+      store(row + j, x);
+    }
+  }
+}
+
+/* Each pair finds its own column */
+static void scatter_logits(const Call *call, const Tile *tile, const Operands *in, float *logits, float *content) {
+  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call);
+  const Tables *tables = in->tables;
+  const float scale = (float)call->scale;
+  Int columns[TILE];
+  if (!tables->gain_rows) content_products(call, tile, in->q, in, logits);
+  for (Int i = 0; i < n; i++) {
+    const float *q = in->q + i * width, *raw_q = in->raw_q + i * width;
+    float *row = logits + i * TILE_STRIDE;
+    for (Int j = 0; j < m; j++) columns[j] = column_of(call, tile, i, j);
+    if (tables->gain_rows)
+      for (Int j = 0; j < m; j++) {
+        const float *gain = tables->gain_rows + columns[j] * width, *k = in->k + j * width;
+        vec sum = {0};
+        for (Int x = 0; x < width; x += LANES) sum += load(q + x) * load(gain + x) * load(k + x);
+        row[j] = sum_lanes(sum);
+      }
+    if (content) memcpy(content + i * TILE_STRIDE, row, (size_t)(4 * round_up(m, LANES)));
+    if (tables->gain)
+      for (Int j = 0; j < m; j++) row[j] *= tables->gain[columns[j]];
+    if (tables->query_rows)
+      for (Int j = 0; j < m; j++) row[j] += dot(width, raw_q, tables->query_rows + columns[j] * width);
+    if (tables->key_rows)
+      for (Int j = 0; j < m; j++) row[j] += dot(width, in->raw_k + j * width, tables->key_rows + columns[j] * width);
+    for (Int j = 0; j < m; j++) row[j] = scale * row[j] + (tables->bias ? tables->bias[columns[j]] : 0);
+  }
+}
+
+/* The logits of a tile, −∞ where hidden and in the lanes from m on. The memory around the tile holds any values.
+   `content`: see `keep_content`. */
+static void tile_logits(const Call *call, const Tile *tile, const Operands *in, float *logits, float *content) {
+  const Int n = tile->queries, m = tile->keys;
+  if (tile->kind == FAR) far_logits(call, tile, in, logits, content);
+  if (tile->kind == BAND) band_logits(call, tile, in, logits, content);
+  if (tile->kind == SCATTER) scatter_logits(call, tile, in, logits, content);
+  for (Int i = 0; i < n; i++)
+    for (Int j = m; j < round_up(m, LANES); j++) logits[i * TILE_STRIDE + j] = -INFINITY;
+  if (tile->some_hidden)
+    for (Int i = 0; i < n; i++)
+      for (Int j = 0; j < m; j++)
+        if (!is_visible(call, tile, i, j)) logits[i * TILE_STRIDE + j] = -INFINITY;
+}
+
+/* x_i · (table at either end), for n rows: the terms of FAR tiles */
+static void far_terms(const Call *call, Int n, Int width, const float *x, const float *table, float *const ends[2]) {
+  for (Int i = 0; i < n; i++) {
+    ends[0][i] = dot(width, x + i * width, table + COLUMN_PADDING * width);
+    ends[1][i] = dot(width, x + i * width, table + (COLUMN_PADDING + call->columns - 1) * width);
+  }
+}
+
+/* Zeros from m to the end of a row of a tile */
+INLINE void clear_after(float *row, Int m) {
   if (m < TILE) memset(row + m, 0, (size_t)(4 * (TILE - m)));
 }
 
-/* Dropout: 0 or 1 / (1 − p) for lanes j … j + VL − 1 of a row, from a hash of the pair alone */
-INLINE uint32_t mixed(uint64_t x) {
+/* ---------------------------------------------------------------- dropout */
+
+/* A weight is multiplied by 0 or 1 / (1 − p), by a hash of the seed and the pair alone */
+typedef struct {
+  uint32_t row_hash, limit;
+  float scale;
+} Dropout;
+
+INLINE uint32_t hash(uint64_t x) {
   x ^= x >> 30, x *= 0xbf58476d1ce4e5b9u;
   x ^= x >> 27, x *= 0x94d049bb133111ebu;
   return (uint32_t)(x >> 16);
 }
 
-typedef struct {
-  uint32_t row, limit;
-  float up;
-} Drop;
-
-INLINE Drop drop_row(const Call *c, const Tile *t, I i) {
-  const uint64_t row = (uint64_t)((t->b * c->heads + t->h) * c->lq + t->i0 + i);
-  const double limit = c->dropout * 4294967296.0;
-  return (Drop){mixed((uint64_t)c->seed + row * 0x9e3779b97f4a7c15u), limit > 4294967295.0 ? 4294967295u : (uint32_t)limit,
-                (float)(1 / (1 - c->dropout))};
+INLINE Dropout row_dropout(const Call *call, const Tile *tile, Int i) {
+  const uint64_t row = (uint64_t)((tile->b * call->heads + tile->h) * call->queries + tile->first_query + i);
+  const double limit = call->dropout * 4294967296.0;
+  return (Dropout){hash((uint64_t)call->seed + row * 0x9e3779b97f4a7c15u),
+                   limit > 4294967295.0 ? 4294967295u : (uint32_t)limit, (float)(1 / (1 - call->dropout))};
 }
 
-INLINE vec kept(Drop drop, I j) {
+/* For keys j … j + LANES − 1 of a row */
+INLINE vec dropout_factors(Dropout dropout, Int j) {
   uvec x;
-  for (int l = 0; l < VL; l++) x[l] = (uint32_t)(j + l);
-  x = x * 0x9e3779b1u + drop.row;
+  for (int l = 0; l < LANES; l++) x[l] = (uint32_t)(j + l);
+  x = x * 0x9e3779b1u + dropout.row_hash;
   x ^= x >> 16, x *= 0x7feb352du;
   x ^= x >> 15, x *= 0x846ca68bu;
   x ^= x >> 16;
-  return (vec)((ivec)(x >= drop.limit) & (ivec)all(drop.up));
+  return (vec)((ivec)(x >= dropout.limit) & (ivec)broadcast(dropout.scale));
 }
 
-/* x_i · (table at either end), for n rows */
-static void far_products(const Call *c, I n, I d, const float *x, const float *table, float *low, float *high) {
-  for (I i = 0; i < n; i++) {
-    low[i] = dot(d, x + i * d, table + PAD * d);
-    high[i] = dot(d, x + i * d, table + (PAD + c->columns - 1) * d);
-  }
-}
+/* ---------------------------------------------------------------- threads */
 
-static I thread_count(const Call *c, I tasks) {
+static Int thread_count(const Call *call, Int tasks) {
 #ifdef _OPENMP
-  return most(1, least(c->threads, tasks));
+  return max_of(1, min_of(call->threads, tasks));
 #else
   return 1;
 #endif
 }
 
-/* How many threads there are in this region: not always as many as were asked for (OMP_THREAD_LIMIT, OMP_DYNAMIC, a
-   region within a region), and the work must be divided among those that came */
-static I team_size(void) {
+/* The number of threads in this parallel region. OMP_THREAD_LIMIT, OMP_DYNAMIC or an outer region can make it smaller
+   than requested, and the work is divided among those that run. */
+static Int team_size(void) {
 #ifdef _OPENMP
   return omp_get_num_threads();
 #else
@@ -655,7 +758,7 @@ static I team_size(void) {
 #endif
 }
 
-static I thread_number(void) {
+static Int thread_number(void) {
 #ifdef _OPENMP
   return omp_get_thread_num();
 #else
@@ -663,145 +766,176 @@ static I thread_number(void) {
 #endif
 }
 
-/* Tables of every head that has its own, in one arena; NULL if memory ran out */
-static Tables *make_tables(const Call *c, int backward, float **memory) {
-  I heads = 1;
-  if (most(most(c->bias_heads, c->gain_heads), most(c->query_heads, most(c->key_heads, c->value_heads))) > 1) heads = c->heads;
-  Tables *tables = calloc((size_t)c->heads, sizeof(Tables));
+/* The tables of every head; heads share them if no table is per head. NULL if there is not enough memory. */
+static Tables *make_tables(const Call *call, int backward, float **memory) {
+  const Int heads = tables_per_head(call) ? call->heads : 1;
+  Tables *tables = calloc((size_t)call->heads, sizeof(Tables));
   Arena arena = {0};
-  Tables once;
-  take_tables(c, backward, &arena, &once);
-  *memory = zeros(arena.used * heads + 1);
+  Tables one;
+  allocate_tables(call, backward, &arena, &one);
+  *memory = allocate_zeros(arena.used * heads + 1);
   if (!tables || !*memory) {
     free(tables);
     free(*memory);
     return NULL;
   }
   arena = (Arena){*memory, 0};
-  for (I h = 0; h < heads; h++) take_tables(c, backward, &arena, tables + h);
-#pragma omp parallel for num_threads(thread_count(c, heads)) schedule(static)
-  for (I h = 0; h < heads; h++) fill_tables(c, h, tables + h);
-  for (I h = heads; h < c->heads; h++) tables[h] = tables[0];
+  for (Int h = 0; h < heads; h++) allocate_tables(call, backward, &arena, tables + h);
+#pragma omp parallel for num_threads(thread_count(call, heads)) schedule(static)
+  for (Int h = 0; h < heads; h++) fill_tables(call, h, tables + h);
+  for (Int h = heads; h < call->heads; h++) tables[h] = tables[0];
   return tables;
 }
 
 /* ---------------------------------------------------------------- forward */
 
+/* The memory of one thread */
 typedef struct {
-  float *k, *raw_k, *k_panels, *v, *far_k[2];       /* of a head */
-  float *q, *raw_q, *far_q[2], *out, *top, *total;  /* of a tile of queries */
-  float *s, *weights, *turned, *scaled;             /* tiles */
+  float *k, *raw_k, *k_panels, *v, *far_key_term[2];          /* of a head */
+  float *q, *raw_q, *far_query_term[2], *out, *largest, *sum; /* of the queries of a tile */
+  float *logits, *weights, *transposed, *scaled_q;            /* of a tile */
   Span *q_spans, *k_spans;
 } Forward;
 
-static void take_forward(const Call *c, Arena *arena, Forward *f) {
-  const I dp = DP(c), dvp = DVP(c);
-  memset(f, 0, sizeof *f);
-  f->k = take(arena, KEYS(c) * dp);
-  f->raw_k = c->raw ? take(arena, KEYS(c) * dp) : f->k;
-  f->k_panels = take(arena, KEYS(c) * c->d);
-  f->v = take(arena, KEYS(c) * dvp);
-  for (int end = 0; end < 2; end++) f->far_k[end] = take(arena, KEYS(c)), f->far_q[end] = take(arena, TILE);
-  f->q = take(arena, (TILE + MR) * dp);
-  f->raw_q = c->raw ? take(arena, (TILE + MR) * dp) : f->q;
-  f->out = take(arena, TILE * dvp);
-  f->top = take(arena, TILE);
-  f->total = take(arena, TILE);
-  f->s = take(arena, CELLS), f->weights = take(arena, CELLS), f->turned = take(arena, CELLS);
-  f->scaled = take(arena, (TILE + MR) * dp);
-  f->q_spans = (Span *)take(arena, (I)(sizeof(Span) / 4) * (QUERIES(c) / TILE));
-  f->k_spans = (Span *)take(arena, (I)(sizeof(Span) / 4) * (KEYS(c) / TILE));
+static void allocate_forward(const Call *call, Arena *arena, Forward *work) {
+  const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), keys = PADDED_KEYS(call);
+  memset(work, 0, sizeof *work);
+  work->k = allocate(arena, keys * width);
+  work->raw_k = call->has_raw ? allocate(arena, keys * width) : work->k;
+  work->k_panels = allocate(arena, keys * call->head_dim);
+  work->v = allocate(arena, keys * value_width);
+  for (int end = 0; end < 2; end++)
+    work->far_key_term[end] = allocate(arena, keys), work->far_query_term[end] = allocate(arena, TILE);
+  work->q = allocate(arena, (TILE + BLOCK_ROWS) * width);
+  work->raw_q = call->has_raw ? allocate(arena, (TILE + BLOCK_ROWS) * width) : work->q;
+  work->out = allocate(arena, TILE * value_width);
+  work->largest = allocate(arena, TILE);
+  work->sum = allocate(arena, TILE);
+  work->logits = allocate(arena, TILE_FLOATS);
+  work->weights = allocate(arena, TILE_FLOATS);
+  work->transposed = allocate(arena, TILE_FLOATS);
+  work->scaled_q = allocate(arena, (TILE + BLOCK_ROWS) * width);
+  work->q_spans = (Span *)allocate(arena, (Int)(sizeof(Span) / 4) * (PADDED_QUERIES(call) / TILE));
+  work->k_spans = (Span *)allocate(arena, (Int)(sizeof(Span) / 4) * (PADDED_KEYS(call) / TILE));
 }
 
-/* Weights of a tile, with what was summed before made to fit */
-static void add_to_softmax(const Call *c, const Tile *t, Forward *f, const float *s, float *weights) {
-  const I dvp = DVP(c);
-  for (I i = 0; i < t->n; i++) {
-    const float *row = s + i * LD;
-    float *p = weights + i * LD;
-    vec top = all(-INFINITY), sum = {0};
-    for (I j = 0; j < t->m; j += VL) top = larger(get(row + j), top);
-    const float before = f->top[i], now = fmaxf(before, max_lanes(top));
-    if (now == -INFINITY) { /* nothing to see, or nothing but NaN */
-      for (I j = 0; j < t->m; j++)
-        if (row[j] != row[j]) f->total[i] = NAN;
-      memset(p, 0, 4 * TILE);
+/* The weights of a tile, exp(logit − largest), with the largest logit so far. Where a tile has a larger one, sums and
+   output of the tiles before are scaled down to it. */
+static void add_to_softmax(const Call *call, const Tile *tile, Forward *work, const float *logits, float *weights) {
+  const Int value_width = VALUE_WIDTH(call), m = tile->keys;
+  for (Int i = 0; i < tile->queries; i++) {
+    const float *row = logits + i * TILE_STRIDE;
+    float *weight = weights + i * TILE_STRIDE;
+    vec top = broadcast(-INFINITY), sum = {0};
+    for (Int j = 0; j < m; j += LANES) top = larger(load(row + j), top);
+    const float before = work->largest[i], now = fmaxf(before, max_lanes(top));
+    if (now == -INFINITY) { /* all hidden, or all NaN */
+      for (Int j = 0; j < m; j++)
+        if (row[j] != row[j]) work->sum[i] = NAN;
+      memset(weight, 0, 4 * TILE);
       continue;
     }
-    if (c->dropout > 0) {
-      const Drop drop = drop_row(c, t, i);
-      for (I j = 0; j < t->m; j += VL) {
-        const vec x = exp_(get(row + j) - now);
+    if (call->dropout > 0) {
+      const Dropout dropout = row_dropout(call, tile, i);
+      for (Int j = 0; j < m; j += LANES) {
+        const vec x = exp_lanes(load(row + j) - now);
         sum += x;
-        put(p + j, x * kept(drop, t->j0 + j));
+        store(weight + j, x * dropout_factors(dropout, tile->first_key + j));
       }
     } else
-      for (I j = 0; j < t->m; j += VL) {
-        const vec x = exp_(get(row + j) - now);
+      for (Int j = 0; j < m; j += LANES) {
+        const vec x = exp_lanes(load(row + j) - now);
         sum += x;
-        put(p + j, x);
+        store(weight + j, x);
       }
-    clear_after(p, t->m);
+    clear_after(weight, m);
     if (before != now) {
       const float shrink = expf(before - now);
-      f->total[i] *= shrink;
-      for (I x = 0; x < dvp; x += VL) put(f->out + i * dvp + x, get(f->out + i * dvp + x) * shrink);
+      float *out = work->out + i * value_width;
+      work->sum[i] *= shrink;
+      for (Int x = 0; x < value_width; x += LANES) store(out + x, load(out + x) * shrink);
     }
-    f->top[i] = now;
-    f->total[i] += sum_lanes(sum);
+    work->largest[i] = now;
+    work->sum[i] += sum_lanes(sum);
   }
 }
 
-static void forward_rows(const Call *c, I b, I h, I i0, Forward *f, Tables *tables) {
-  const I dp = DP(c), dvp = DVP(c), n = least(TILE, c->lq - i0);
-  float *s = INSIDE(f->s), *weights = INSIDE(f->weights);
-  read_rows(&c->q, c->bf16, b, h, i0, n, c->d, dp, f->q);
-  if (c->raw) read_rows(&c->raw_q, c->bf16, b, h, i0, n, c->d, dp, f->raw_q);
-  if (tables->query_rows) far_products(c, n, dp, f->raw_q, tables->query_rows, f->far_q[0], f->far_q[1]);
-  memset(f->out, 0, (size_t)(4 * TILE * dvp));
-  for (I i = 0; i < n; i++) f->top[i] = -INFINITY, f->total[i] = 0;
-  for (I j0 = 0; j0 < c->lk; j0 += TILE) {
-    const Tile t = look(c, b, h, i0, j0, f->q_spans, f->k_spans);
-    if (t.kind == SKIP) continue;
-    const Operands o = {f->q, f->raw_q, f->k_panels + j0 * c->d, f->k + j0 * dp, f->raw_k + j0 * dp,
-                        {f->far_q[0], f->far_q[1]}, {f->far_k[0] + j0, f->far_k[1] + j0},
-                        tables, INSIDE(f->turned), f->scaled};
-    logits(c, &t, &o, s, NULL);
-    add_to_softmax(c, &t, f, s, weights);
-    product(n, dvp / NR, t.m, weights, LD, 1, f->v + j0 * dvp, dvp, NR, f->out, dvp, 1);
-    if (!tables->value_rows) continue;
-    if (t.kind == BAND)
-      spread_band(n, t.m, dvp, weights, LD, 1, tables->value_rows, t.e, 1, f->out);
-    else if (t.kind == FAR)
-      for (I i = 0; i < n; i++) {
-        vec sum = {0};
-        for (I j = 0; j < t.m; j += VL) sum += get(weights + i * LD + j);
-        add_scaled(dvp, sum_lanes(sum), tables->value_rows + t.e * dvp, f->out + i * dvp);
-      }
-    else
-      for (I i = 0; i < n; i++)
-        for (I j = 0; j < t.m; j++)
-          add_scaled(dvp, weights[i * LD + j], tables->value_rows + column(c, &t, i, j) * dvp, f->out + i * dvp);
-  }
-  for (I i = 0; i < n; i++) {
-    const float total = f->total[i];
-    const int nothing = total == 0;
-    for (I x = 0; x < dvp; x++) f->out[i * dvp + x] = nothing ? 0 : f->out[i * dvp + x] / total;
-    float *lse = c->lse + ((b * c->heads + h) * c->lq + i0 + i) * 2;
-    lse[0] = nothing ? INFINITY : f->top[i], lse[1] = nothing ? 0 : logf(total);
-  }
-  write_rows(&c->out, 0, b, h, i0, n, c->dv, dvp, f->out);
+/* out_i += Σ_j weight_ij · value_r */
+static void add_value_terms(const Call *call, const Tile *tile, const float *weights, const float *value, float *out) {
+  const Int n = tile->queries, m = tile->keys, width = VALUE_WIDTH(call);
+  if (tile->kind == BAND)
+    add_band_sums(n, m, width, weights, TILE_STRIDE, 1, value, tile->column, 1, out);
+  else if (tile->kind == FAR)
+    for (Int i = 0; i < n; i++)
+      add_scaled(width, sum_row(weights + i * TILE_STRIDE, m), value + tile->column * width, out + i * width);
+  else
+    for (Int i = 0; i < n; i++)
+      for (Int j = 0; j < m; j++)
+        add_scaled(width, weights[i * TILE_STRIDE + j], value + column_of(call, tile, i, j) * width, out + i * width);
 }
 
-/* 0, or 1 if there is not enough memory */
-int locant_forward(const Call *c) {
-  const I blocks = (c->lq + TILE - 1) / TILE, tasks = c->batch * c->heads * blocks, threads = thread_count(c, tasks);
+/* The output of the queries first_query … first_query + TILE − 1 of a head */
+static void forward_queries(const Call *call, Int b, Int h, Int first_query, Forward *work, const Tables *tables) {
+  const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), n = min_of(TILE, call->queries - first_query);
+  float *logits = INTERIOR(work->logits), *weights = INTERIOR(work->weights);
+  read_rows(&call->q, call->bf16, b, h, first_query, n, call->head_dim, width, work->q);
+  if (call->has_raw) read_rows(&call->raw_q, call->bf16, b, h, first_query, n, call->head_dim, width, work->raw_q);
+  if (tables->query_rows) far_terms(call, n, width, work->raw_q, tables->query_rows, work->far_query_term);
+  memset(work->out, 0, (size_t)(4 * TILE * value_width));
+  for (Int i = 0; i < n; i++) work->largest[i] = -INFINITY, work->sum[i] = 0;
+  for (Int first_key = 0; first_key < call->keys; first_key += TILE) {
+    const Tile tile = make_tile(call, b, h, first_query, first_key, work->q_spans, work->k_spans);
+    if (tile.kind == SKIP) continue;
+    const Operands operands = {
+        .q = work->q,
+        .raw_q = work->raw_q,
+        .k_panels = work->k_panels + first_key * call->head_dim,
+        .k = work->k + first_key * width,
+        .raw_k = work->raw_k + first_key * width,
+        .far_query_term = {work->far_query_term[0], work->far_query_term[1]},
+        .far_key_term = {work->far_key_term[0] + first_key, work->far_key_term[1] + first_key},
+        .tables = tables,
+        .transposed = INTERIOR(work->transposed),
+        .scaled_q = work->scaled_q,
+    };
+    tile_logits(call, &tile, &operands, logits, NULL);
+    add_to_softmax(call, &tile, work, logits, weights);
+    product(n, value_width / PANEL, tile.keys, weights, TILE_STRIDE, 1, work->v + first_key * value_width, value_width,
+            PANEL, work->out, value_width, 1);
+    if (tables->value_rows) add_value_terms(call, &tile, weights, tables->value_rows, work->out);
+  }
+  for (Int i = 0; i < n; i++) {
+    const float sum = work->sum[i];
+    const int sees_nothing = sum == 0;
+    float *out = work->out + i * value_width;
+    for (Int x = 0; x < value_width; x++) out[x] = sees_nothing ? 0 : out[x] / sum;
+    float *lse = call->lse + ((b * call->heads + h) * call->queries + first_query + i) * 2;
+    lse[0] = sees_nothing ? INFINITY : work->largest[i], lse[1] = sees_nothing ? 0 : logf(sum);
+  }
+  write_rows(&call->out, 0, b, h, first_query, n, call->value_dim, value_width, work->out);
+}
+
+/* Keys, values and positions of a key/value head */
+static void read_keys(const Call *call, Int b, Int kv, Forward *work) {
+  const Int width = HEAD_WIDTH(call);
+  read_rows(&call->k, call->bf16, b, kv, 0, call->keys, call->head_dim, width, work->k);
+  if (call->has_raw) read_rows(&call->raw_k, call->bf16, b, kv, 0, call->keys, call->head_dim, width, work->raw_k);
+  read_rows(&call->v, call->bf16, b, kv, 0, call->keys, call->value_dim, VALUE_WIDTH(call), work->v);
+  into_panels(call->keys, call->head_dim, width, work->k, work->k_panels);
+  find_spans(call->q_pos + b * call->q_pos_stride, call->queries, work->q_spans);
+  find_spans(call->k_pos + b * call->k_pos_stride, call->keys, work->k_spans);
+}
+
+/* 0, or 1 if there is not enough memory. A task is the queries of one tile of one head. */
+int locant_forward(const Call *call) {
+  const Int blocks = (call->queries + TILE - 1) / TILE, tasks = call->batch * call->heads * blocks;
+  const Int threads = thread_count(call, tasks), group = call->heads / call->kv_heads;
   float *table_memory = NULL, *memory = NULL;
-  Tables *tables = make_tables(c, 0, &table_memory);
+  Tables *tables = make_tables(call, 0, &table_memory);
   Arena size = {0};
-  Forward once;
-  take_forward(c, &size, &once);
-  if (tables) memory = zeros(size.used * threads);
+  Forward one;
+  allocate_forward(call, &size, &one);
+  if (tables) memory = allocate_zeros(size.used * threads);
   if (!memory) {
     if (tables) free(table_memory);
     free(tables);
@@ -809,27 +943,20 @@ int locant_forward(const Call *c) {
   }
 #pragma omp parallel num_threads(threads)
   {
-    const I thread = thread_number(), team = team_size();
+    const Int thread = thread_number(), team = team_size();
     Arena arena = {memory + thread * size.used, 0};
-    Forward f;
-    take_forward(c, &arena, &f);
-    I head = -1;
-    for (I task = tasks * thread / team; task < tasks * (thread + 1) / team; task++) {
-      const I bh = task / blocks, b = bh / c->heads, h = bh % c->heads, kv = h / (c->heads / c->kv_heads);
-      if (bh != head) {
-        const I same_keys = head >= 0 && head / c->heads == b && head % c->heads / (c->heads / c->kv_heads) == kv;
-        if (!same_keys) {
-          read_rows(&c->k, c->bf16, b, kv, 0, c->lk, c->d, DP(c), f.k);
-          if (c->raw) read_rows(&c->raw_k, c->bf16, b, kv, 0, c->lk, c->d, DP(c), f.raw_k);
-          read_rows(&c->v, c->bf16, b, kv, 0, c->lk, c->dv, DVP(c), f.v);
-          into_panels(c->lk, c->d, DP(c), f.k, f.k_panels);
-          find_spans(c->q_pos + b * c->q_pos_stride, c->lq, f.q_spans);
-          find_spans(c->k_pos + b * c->k_pos_stride, c->lk, f.k_spans);
-        }
-        if (c->key) far_products(c, c->lk, DP(c), f.raw_k, tables[h].key_rows, f.far_k[0], f.far_k[1]);
-        head = bh;
+    Forward work;
+    allocate_forward(call, &arena, &work);
+    Int last = -1; /* the head of the task before, counted over the batch */
+    for (Int task = tasks * thread / team; task < tasks * (thread + 1) / team; task++) {
+      const Int head = task / blocks, b = head / call->heads, h = head % call->heads, kv = h / group;
+      if (head != last) {
+        const int same_keys = last >= 0 && last / call->heads == b && last % call->heads / group == kv;
+        if (!same_keys) read_keys(call, b, kv, &work);
+        if (call->key) far_terms(call, call->keys, HEAD_WIDTH(call), work.raw_k, tables[h].key_rows, work.far_key_term);
+        last = head;
       }
-      forward_rows(c, b, h, task % blocks * TILE, &f, tables + h);
+      forward_queries(call, b, h, task % blocks * TILE, &work, tables + h);
     }
   }
   free(memory);
@@ -840,395 +967,526 @@ int locant_forward(const Call *c) {
 
 /* ---------------------------------------------------------------- backward */
 
+/* Over PADDED_COLUMNS columns, vectors in rows; NULL if not wanted */
 typedef struct {
-  float *bias, *gain, *query, *key, *value; /* over EXT columns, vectors in rows */
+  float *bias, *gain, *query, *key, *value;
 } TableGradients;
 
-static void take_table_gradients(const Call *c, Arena *arena, TableGradients *g) {
-  memset(g, 0, sizeof *g);
-  if (c->dbias) g->bias = take(arena, EXT(c));
-  if (c->dgain) g->gain = take(arena, EXT(c) * (c->gain_vector ? DP(c) : 1));
-  if (c->dquery) g->query = take(arena, EXT(c) * DP(c));
-  if (c->dkey) g->key = take(arena, EXT(c) * DP(c));
-  if (c->dvalue) g->value = take(arena, EXT(c) * DVP(c));
+static void allocate_table_gradients(const Call *call, Arena *arena, TableGradients *grads) {
+  const Int columns = PADDED_COLUMNS(call), width = HEAD_WIDTH(call);
+  memset(grads, 0, sizeof *grads);
+  if (call->dbias) grads->bias = allocate(arena, columns);
+  if (call->dgain) grads->gain = allocate(arena, columns * (call->vector_gain ? width : 1));
+  if (call->dquery) grads->query = allocate(arena, columns * width);
+  if (call->dkey) grads->key = allocate(arena, columns * width);
+  if (call->dvalue) grads->value = allocate(arena, columns * VALUE_WIDTH(call));
 }
 
+/* For SCATTER: a row of a tile summed by column. `columns` lists those with a sum; all other sums are zero. Gradients of
+   tables are then short sums of short sums, which keeps their rounding small. */
 typedef struct {
-  float *k, *raw_k, *k_panels, *v_panels, *dk, *draw_k, *dv, *far_k[2];           /* of a key/value head */
-  float *q, *raw_q, *grad, *dq, *draw_q, *delta, *lse, *far_q[2], *far_grad[2];   /* of a query head */
-  float *s, *content, *weights, *change, *turned, *scaled, *rows;                  /* tiles */
-  float *far_sum; /* a row of a table */
-  TableGradients head; /* of one head; then added to the thread's */
-  Tally tally;
+  float *sum;      /* [PADDED_COLUMNS] */
+  int32_t *listed; /* [PADDED_COLUMNS], 1 if the column is in `columns` */
+  Int *columns, count;
+} ColumnSums;
+
+INLINE void add_to_column(ColumnSums *sums, Int column, float x) {
+  if (x == 0) return;
+  if (!sums->listed[column]) sums->listed[column] = 1, sums->columns[sums->count++] = column;
+  sums->sum[column] += x;
+}
+
+INLINE void clear_columns(ColumnSums *sums) {
+  for (Int n = 0; n < sums->count; n++) sums->sum[sums->columns[n]] = 0, sums->listed[sums->columns[n]] = 0;
+  sums->count = 0;
+}
+
+/* The memory of one thread */
+typedef struct {
+  float *k, *raw_k, *k_panels, *v_panels, *dk, *draw_k, *dv, *far_key_term[2];                 /* of a k/v head */
+  float *q, *raw_q, *grad, *dq, *draw_q, *delta, *lse, *far_query_term[2], *far_value_term[2]; /* of a head */
+  float *logits, *content, *weights, *dlogits, *transposed, *scaled_q, *rows;                  /* of a tile */
+  float *column_sum;                                                                           /* one row of a table */
+  TableGradients head_grads; /* of one head; then added to those of the thread */
+  ColumnSums sums;
   Span *q_spans, *k_spans;
 } Backward;
 
-static void take_backward(const Call *c, Arena *arena, Backward *w) {
-  const I dp = DP(c), dvp = DVP(c), keys = KEYS(c), queries = QUERIES(c) + MR;
-  memset(w, 0, sizeof *w);
-  w->k = take(arena, keys * dp), w->dk = take(arena, keys * dp);
-  w->raw_k = c->raw ? take(arena, keys * dp) : w->k;
-  w->draw_k = c->raw ? take(arena, keys * dp) : w->dk;
-  w->k_panels = take(arena, keys * c->d);
-  w->v_panels = take(arena, keys * c->dv);
-  w->dv = take(arena, keys * dvp);
-  w->q = take(arena, queries * dp), w->dq = take(arena, queries * dp);
-  w->raw_q = c->raw ? take(arena, queries * dp) : w->q;
-  w->draw_q = c->raw ? take(arena, queries * dp) : w->dq;
-  w->grad = take(arena, queries * dvp);
-  w->delta = take(arena, queries), w->lse = take(arena, 2 * queries);
+static void allocate_backward(const Call *call, Arena *arena, Backward *work) {
+  const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), either = max_of(width, value_width);
+  const Int keys = PADDED_KEYS(call), queries = PADDED_QUERIES(call) + BLOCK_ROWS;
+  memset(work, 0, sizeof *work);
+  work->k = allocate(arena, keys * width), work->dk = allocate(arena, keys * width);
+  work->raw_k = call->has_raw ? allocate(arena, keys * width) : work->k;
+  work->draw_k = call->has_raw ? allocate(arena, keys * width) : work->dk;
+  work->k_panels = allocate(arena, keys * call->head_dim);
+  work->v_panels = allocate(arena, keys * call->value_dim);
+  work->dv = allocate(arena, keys * value_width);
+  work->q = allocate(arena, queries * width), work->dq = allocate(arena, queries * width);
+  work->raw_q = call->has_raw ? allocate(arena, queries * width) : work->q;
+  work->draw_q = call->has_raw ? allocate(arena, queries * width) : work->dq;
+  work->grad = allocate(arena, queries * value_width);
+  work->delta = allocate(arena, queries), work->lse = allocate(arena, 2 * queries);
   for (int end = 0; end < 2; end++) {
-    w->far_k[end] = take(arena, keys);
-    w->far_q[end] = take(arena, queries);
-    w->far_grad[end] = take(arena, queries);
+    work->far_key_term[end] = allocate(arena, keys);
+    work->far_query_term[end] = allocate(arena, queries);
+    work->far_value_term[end] = allocate(arena, queries);
   }
-  w->s = take(arena, CELLS), w->content = take(arena, CELLS), w->turned = take(arena, CELLS);
-  w->weights = take(arena, CELLS), w->change = take(arena, CELLS);
-  w->scaled = take(arena, (TILE + MR) * dp);
-  w->rows = take(arena, TILE * most(dp, dvp));
-  w->far_sum = take(arena, most(dp, dvp));
-  take_table_gradients(c, arena, &w->head);
-  w->tally.total = take(arena, EXT(c));
-  w->tally.touched = (I *)take(arena, 2 * TILE);
-  w->q_spans = (Span *)take(arena, (I)(sizeof(Span) / 4) * (QUERIES(c) / TILE));
-  w->k_spans = (Span *)take(arena, (I)(sizeof(Span) / 4) * (KEYS(c) / TILE));
+  work->logits = allocate(arena, TILE_FLOATS), work->content = allocate(arena, TILE_FLOATS);
+  work->transposed = allocate(arena, TILE_FLOATS);
+  work->weights = allocate(arena, TILE_FLOATS), work->dlogits = allocate(arena, TILE_FLOATS);
+  work->scaled_q = allocate(arena, (TILE + BLOCK_ROWS) * width);
+  work->rows = allocate(arena, TILE * either);
+  work->column_sum = allocate(arena, either);
+  allocate_table_gradients(call, arena, &work->head_grads);
+  work->sums.sum = allocate(arena, PADDED_COLUMNS(call));
+  work->sums.listed = (int32_t *)allocate(arena, PADDED_COLUMNS(call));
+  work->sums.columns = (Int *)allocate(arena, 2 * TILE);
+  work->q_spans = (Span *)allocate(arena, (Int)(sizeof(Span) / 4) * (PADDED_QUERIES(call) / TILE));
+  work->k_spans = (Span *)allocate(arena, (Int)(sizeof(Span) / 4) * (PADDED_KEYS(call) / TILE));
 }
 
-/* Into `change`, the gradient of every logit; into `weights`, the weights (after dropout). Both zero around the tile. */
-static void logit_gradients(const Call *c, const Tile *t, Backward *w, Tables *tables, const float *s) {
-  const I dvp = DVP(c), n = t->n, m = t->m;
-  float *weights = INSIDE(w->weights), *change = INSIDE(w->change), *pull = INSIDE(w->turned);
-  const float *grad = w->grad + t->i0 * dvp;
-  product(n, up(m, NR) / NR, c->dv, grad, dvp, 1, w->v_panels + t->j0 * c->dv, NR, c->dv * NR, pull, LD, 0);
-  if (tables->value_rows && t->kind == BAND) add_band(n, m, c->dv, grad, dvp, tables->value_panels, t->e, pull);
-  if (tables->value_rows && t->kind == SCATTER)
-    for (I i = 0; i < n; i++)
-      for (I j = 0; j < m; j++)
-        pull[i * LD + j] += dot(dvp, grad + i * dvp, tables->value_rows + column(c, t, i, j) * dvp);
-  for (I i = 0; i < n; i++) {
-    const float top = w->lse[2 * (t->i0 + i)], rest = w->lse[2 * (t->i0 + i) + 1];
-    const float far = tables->value_rows && t->kind == FAR ? w->far_grad[t->end][t->i0 + i] : 0;
-    const float delta = w->delta[t->i0 + i];
-    const float *row = s + i * LD, *g = pull + i * LD;
-    float *p = weights + i * LD, *ds = change + i * LD;
-    if (c->dropout > 0) {
-      const Drop drop = drop_row(c, t, i);
-      for (I j = 0; j < m; j += VL) {
-        const vec x = exp_(get(row + j) - top - rest), keep = kept(drop, t->j0 + j);
-        put(p + j, x * keep);
-        put(ds + j, x * ((get(g + j) + far) * keep - delta));
+/* The gradient of every weight, grad_i · (v_j + value_r); in a FAR tile without the value term, which is one number for
+   a whole row */
+static void weight_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
+                             float *dweights) {
+  const Int n = tile->queries, m = tile->keys, dv = call->value_dim, width = VALUE_WIDTH(call);
+  const float *grad = work->grad + tile->first_query * width;
+  product(n, round_up(m, PANEL) / PANEL, dv, grad, width, 1, work->v_panels + tile->first_key * dv, PANEL, dv * PANEL,
+          dweights, TILE_STRIDE, 0);
+  if (!tables->value_rows) return;
+  if (tile->kind == BAND) add_band_products(n, m, dv, grad, width, tables->value_panels, tile->column, dweights);
+  if (tile->kind == SCATTER)
+    for (Int i = 0; i < n; i++)
+      for (Int j = 0; j < m; j++)
+        dweights[i * TILE_STRIDE + j] +=
+            dot(width, grad + i * width, tables->value_rows + column_of(call, tile, i, j) * width);
+}
+
+/* Into work->dlogits the gradient of every logit, into work->weights the weights after dropout: zero around the tile */
+static void logit_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
+                            const float *logits) {
+  const Int n = tile->queries, m = tile->keys;
+  float *weights = INTERIOR(work->weights), *dlogits = INTERIOR(work->dlogits);
+  float *dweights = INTERIOR(work->transposed); /* free once the logits are there */
+  weight_gradients(call, tile, work, tables, dweights);
+  for (Int i = 0; i < n; i++) {
+    const Int query = tile->first_query + i;
+    const float largest = work->lse[2 * query], log_sum = work->lse[2 * query + 1], delta = work->delta[query];
+    const float far = tables->value_rows && tile->kind == FAR ? work->far_value_term[tile->far_end][query] : 0;
+    const float *logit = logits + i * TILE_STRIDE, *dweight = dweights + i * TILE_STRIDE;
+    float *weight = weights + i * TILE_STRIDE, *dlogit = dlogits + i * TILE_STRIDE;
+    if (call->dropout > 0) {
+      const Dropout dropout = row_dropout(call, tile, i);
+      for (Int j = 0; j < m; j += LANES) {
+        const vec x = exp_lanes(load(logit + j) - largest - log_sum);
+        const vec factor = dropout_factors(dropout, tile->first_key + j);
+        store(weight + j, x * factor);
+        store(dlogit + j, x * ((load(dweight + j) + far) * factor - delta));
       }
     } else
-      for (I j = 0; j < m; j += VL) {
-        const vec x = exp_(get(row + j) - top - rest);
-        put(p + j, x);
-        put(ds + j, x * (get(g + j) + far - delta));
+      for (Int j = 0; j < m; j += LANES) {
+        const vec x = exp_lanes(load(logit + j) - largest - log_sum);
+        store(weight + j, x);
+        store(dlogit + j, x * (load(dweight + j) + far - delta));
       }
-    clear_after(p, m);
-    clear_after(ds, m);
+    clear_after(weight, m);
+    clear_after(dlogit, m);
   }
-  for (I i = n; i < least(n + MR, TILE); i++) { /* the rows below, which a shifted product reads */
-    memset(weights + i * LD, 0, 4 * TILE);
-    memset(change + i * LD, 0, 4 * TILE);
-  }
-}
-
-/* table[column of the pair] += W · x_i, by rows of W; by columns, with x_j, if the strides are exchanged */
-static void collect_scattered(const Call *c, const Tile *t, Backward *w, const float *tile, I row, I col, I n, I m, I dp,
-                              const float *x, float *table) {
-  for (I i = 0; i < n; i++) {
-    for (I j = 0; j < m; j++) {
-      const I e = row == LD ? column(c, t, i, j) : column(c, t, j, i);
-      tally(&w->tally, e, tile[i * row + j * col]);
-    }
-    for (I y = 0; y < w->tally.count; y++) {
-      const I e = w->tally.touched[y];
-      add_scaled(dp, w->tally.total[e], x + i * dp, table + e * dp);
-    }
-    forget(&w->tally);
+  for (Int i = n; i < min_of(n + BLOCK_ROWS, TILE); i++) { /* shifted products read these rows too */
+    memset(weights + i * TILE_STRIDE, 0, 4 * TILE);
+    memset(dlogits + i * TILE_STRIDE, 0, 4 * TILE);
   }
 }
 
-/* Of the values: what they and their table get */
-static void value_gradients(const Call *c, const Tile *t, Backward *w, TableGradients *g) {
-  const I dvp = DVP(c), n = t->n, m = t->m;
-  const float *weights = INSIDE(w->weights), *grad = w->grad + t->i0 * dvp;
-  product(m, dvp / NR, n, weights, 1, LD, grad, dvp, NR, w->dv + t->j0 * dvp, dvp, 1);
-  if (!g->value) return;
-  if (t->kind == BAND)
-    collect_band(n, m, dvp, weights, LD, 1, grad, t->e, 1, g->value);
-  else if (t->kind == SCATTER)
-    collect_scattered(c, t, w, weights, LD, 1, n, m, dvp, grad, g->value);
+/* SCATTER: table[column of the pair] += W · x_i, by rows of W; by columns, with x_j, if the strides are exchanged */
+static void scatter_collect(const Call *call, const Tile *tile, Backward *work, const float *w, Int row, Int column,
+                            Int n, Int m, Int width, const float *x, float *table) {
+  ColumnSums *sums = &work->sums;
+  for (Int i = 0; i < n; i++) {
+    for (Int j = 0; j < m; j++) {
+      const Int e = row == TILE_STRIDE ? column_of(call, tile, i, j) : column_of(call, tile, j, i);
+      add_to_column(sums, e, w[i * row + j * column]);
+    }
+    for (Int y = 0; y < sums->count; y++) {
+      const Int e = sums->columns[y];
+      add_scaled(width, sums->sum[e], x + i * width, table + e * width);
+    }
+    clear_columns(sums);
+  }
+}
+
+/* The gradients of v and of the value table */
+static void value_gradients(const Call *call, const Tile *tile, Backward *work, TableGradients *grads) {
+  const Int n = tile->queries, m = tile->keys, width = VALUE_WIDTH(call);
+  const float *weights = INTERIOR(work->weights), *grad = work->grad + tile->first_query * width;
+  product(m, width / PANEL, n, weights, 1, TILE_STRIDE, grad, width, PANEL, work->dv + tile->first_key * width, width,
+          1);
+  if (!grads->value) return;
+  if (tile->kind == BAND)
+    collect_band(n, m, width, weights, TILE_STRIDE, 1, grad, tile->column, 1, grads->value);
+  else if (tile->kind == SCATTER)
+    scatter_collect(call, tile, work, weights, TILE_STRIDE, 1, n, m, width, grad, grads->value);
   else {
-    memset(w->far_sum, 0, (size_t)(4 * dvp));
-    for (I i = 0; i < n; i++) {
-      vec sum = {0};
-      for (I j = 0; j < m; j += VL) sum += get(weights + i * LD + j);
-      add_scaled(dvp, sum_lanes(sum), grad + i * dvp, w->far_sum);
-    }
-    add_scaled(dvp, 1, w->far_sum, g->value + t->e * dvp);
+    memset(work->column_sum, 0, (size_t)(4 * width));
+    for (Int i = 0; i < n; i++)
+      add_scaled(width, sum_row(weights + i * TILE_STRIDE, m), grad + i * width, work->column_sum);
+    add_scaled(width, 1, work->column_sum, grads->value + tile->column * width);
   }
 }
 
-/* table[column of the pair] += change, the whole tile */
-static void collect_scalars(const Call *c, const Tile *t, Backward *w, const float *change, float *table) {
-  vec sum = {0};
-  for (I i = 0; i < t->n; i++) {
-    const float *row = change + i * LD;
-    if (t->kind == BAND) {
-      float *to = table + t->e - i;
-      for (I j = 0; j < t->m; j += VL) put(to + j, get(to + j) + get(row + j));
-    } else if (t->kind == FAR)
-      for (I j = 0; j < t->m; j += VL) sum += get(row + j);
-    else {
-      for (I j = 0; j < t->m; j++) tally(&w->tally, column(c, t, i, j), row[j]);
-      for (I y = 0; y < w->tally.count; y++) table[w->tally.touched[y]] += w->tally.total[w->tally.touched[y]];
-      forget(&w->tally);
+/* table[column of the pair] += x_ij over a whole tile: the gradient of a bias or a scalar gain */
+static void collect_scalars(const Call *call, const Tile *tile, Backward *work, const float *x, float *table) {
+  const Int n = tile->queries, m = tile->keys;
+  if (tile->kind == BAND)
+    for (Int i = 0; i < n; i++) {
+      float *to = table + tile->column - i;
+      for (Int j = 0; j < m; j += LANES) store(to + j, load(to + j) + load(x + i * TILE_STRIDE + j));
     }
-  }
-  if (t->kind == FAR) table[t->e] += sum_lanes(sum);
-}
-
-/* Of the content product under a vector gain */
-static void vector_gain_gradients(const Call *c, const Tile *t, Backward *w, Tables *tables, TableGradients *g) {
-  const I dp = DP(c), n = t->n, m = t->m;
-  const float *change = INSIDE(w->change), *q = w->q + t->i0 * dp, *k = w->k + t->j0 * dp;
-  float *dq = w->dq + t->i0 * dp, *dk = w->dk + t->j0 * dp;
-  if (t->kind == FAR) { /* one column: as without a gain, with q times that column */
-    const float *gain = tables->gain_rows + t->e * dp;
-    product(n, dp / NR, m, change, LD, 1, k, dp, NR, w->rows, dp, 0);
-    memset(w->far_sum, 0, (size_t)(4 * dp));
-    for (I i = 0; i < n; i++)
-      for (I x = 0; x < dp; x += VL) {
-        const I at = i * dp + x;
-        put(dq + at, get(dq + at) + get(w->rows + at) * get(gain + x));
-        put(w->far_sum + x, get(w->far_sum + x) + get(w->rows + at) * get(q + at));
-        put(w->scaled + at, get(q + at) * get(gain + x));
-      }
-    if (g->gain) add_scaled(dp, 1, w->far_sum, g->gain + t->e * dp);
-    product(m, dp / NR, n, change, 1, LD, w->scaled, dp, NR, dk, dp, 1);
-    return;
-  }
-  for (I i = 0; i < n; i++)
-    for (I j = 0; j < m; j++) {
-      const float x = change[i * LD + j];
-      if (x == 0) continue;
-      const I e = (t->kind == BAND ? t->e + j - i : column(c, t, i, j)) * dp;
-      const float *gain = tables->gain_rows + e;
-      for (I y = 0; y < dp; y += VL) {
-        const vec qq = x * get(q + i * dp + y), kk = get(k + j * dp + y), gg = get(gain + y);
-        put(dq + i * dp + y, get(dq + i * dp + y) + x * kk * gg);
-        put(dk + j * dp + y, get(dk + j * dp + y) + qq * gg);
-        if (g->gain) put(g->gain + e + y, get(g->gain + e + y) + qq * kk);
-      }
-    }
-}
-
-/* Of p_i·query_r + t_j·key_r */
-static void vector_term_gradients(const Call *c, const Tile *t, Backward *w, Tables *tables, TableGradients *g) {
-  const I dp = DP(c), n = t->n, m = t->m;
-  const float *change = INSIDE(w->change), *q = w->raw_q + t->i0 * dp, *k = w->raw_k + t->j0 * dp;
-  float *dq = w->draw_q + t->i0 * dp, *dk = w->draw_k + t->j0 * dp;
-  const float *query = tables->query_rows, *key = tables->key_rows;
-  if (t->kind == BAND) {
-    if (query) spread_band(n, m, dp, change, LD, 1, query, t->e, 1, dq);
-    if (g->query) collect_band(n, m, dp, change, LD, 1, q, t->e, 1, g->query);
-    if (key) spread_band(m, n, dp, change, 1, LD, key, t->e, -1, dk);
-    if (g->key) collect_band(m, n, dp, change, 1, LD, k, t->e, -1, g->key);
-  } else if (t->kind == FAR) {
-    vec columns[TILE / VL] = {{0}};
-    memset(w->far_sum, 0, (size_t)(4 * dp));
-    for (I i = 0; i < n; i++) {
-      vec sum = {0};
-      for (I j = 0; j < TILE; j += VL) sum += get(change + i * LD + j), columns[j / VL] += get(change + i * LD + j);
-      const float x = sum_lanes(sum);
-      if (query) add_scaled(dp, x, query + t->e * dp, dq + i * dp);
-      if (g->query) add_scaled(dp, x, q + i * dp, w->far_sum);
-    }
-    if (g->query) add_scaled(dp, 1, w->far_sum, g->query + t->e * dp);
-    memset(w->far_sum, 0, (size_t)(4 * dp));
-    for (I j = 0; j < m; j++) {
-      const float x = columns[j / VL][j % VL];
-      if (key) add_scaled(dp, x, key + t->e * dp, dk + j * dp);
-      if (g->key) add_scaled(dp, x, k + j * dp, w->far_sum);
-    }
-    if (g->key) add_scaled(dp, 1, w->far_sum, g->key + t->e * dp);
+  else if (tile->kind == FAR) {
+    vec sum = {0};
+    for (Int i = 0; i < n; i++)
+      for (Int j = 0; j < m; j += LANES) sum += load(x + i * TILE_STRIDE + j);
+    table[tile->column] += sum_lanes(sum);
   } else {
-    for (I i = 0; i < n; i++)
-      for (I j = 0; j < m; j++) {
-        const float x = change[i * LD + j];
-        const I e = column(c, t, i, j) * dp;
-        if (query) add_scaled(dp, x, query + e, dq + i * dp);
-        if (key) add_scaled(dp, x, key + e, dk + j * dp);
-      }
-    if (g->query) collect_scattered(c, t, w, change, LD, 1, n, m, dp, q, g->query);
-    if (g->key) collect_scattered(c, t, w, change, 1, LD, m, n, dp, k, g->key);
+    ColumnSums *sums = &work->sums;
+    for (Int i = 0; i < n; i++) {
+      for (Int j = 0; j < m; j++) add_to_column(sums, column_of(call, tile, i, j), x[i * TILE_STRIDE + j]);
+      for (Int y = 0; y < sums->count; y++) table[sums->columns[y]] += sums->sum[sums->columns[y]];
+      clear_columns(sums);
+    }
   }
 }
 
-static void backward_tile(const Call *c, const Tile *t, Backward *w, Tables *tables, TableGradients *g) {
-  const I dp = DP(c), n = t->n, m = t->m, i0 = t->i0, j0 = t->j0;
-  float *s = INSIDE(w->s), *content = tables->gain ? INSIDE(w->content) : NULL, *change = INSIDE(w->change);
-  const Operands o = {w->q + i0 * dp, w->raw_q + i0 * dp, w->k_panels + j0 * c->d, w->k + j0 * dp, w->raw_k + j0 * dp,
-                      {w->far_q[0] + i0, w->far_q[1] + i0}, {w->far_k[0] + j0, w->far_k[1] + j0},
-                      tables, INSIDE(w->turned), w->scaled};
-  logits(c, t, &o, s, content);
-  logit_gradients(c, t, w, tables, s);
-  value_gradients(c, t, w, g);
-  if (g->bias) collect_scalars(c, t, w, change, g->bias);
-  const float scale = (float)c->scale;
-  for (I i = 0; i < n; i++)
-    for (I j = 0; j < m; j += VL) put(change + i * LD + j, get(change + i * LD + j) * scale);
-  if (tables->query_rows || tables->key_rows) vector_term_gradients(c, t, w, tables, g);
+/* The gradients of p_i·query_r + t_j·key_r, for each kind of tile: of raw_q, raw_k and of the two tables. `dlogits` is
+   already multiplied by the scale. */
+
+static void far_vector_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
+                                 TableGradients *grads) {
+  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call), at = tile->column * width;
+  const float *dlogits = INTERIOR(work->dlogits);
+  const float *q = work->raw_q + tile->first_query * width, *k = work->raw_k + tile->first_key * width;
+  float *dq = work->draw_q + tile->first_query * width, *dk = work->draw_k + tile->first_key * width;
+  vec by_key[TILE / LANES] = {{0}};
+  memset(work->column_sum, 0, (size_t)(4 * width));
+  for (Int i = 0; i < n; i++) {
+    vec sum = {0};
+    for (Int j = 0; j < TILE; j += LANES) {
+      const vec x = load(dlogits + i * TILE_STRIDE + j);
+      sum += x, by_key[j / LANES] += x;
+    }
+    const float x = sum_lanes(sum);
+    if (tables->query_rows) add_scaled(width, x, tables->query_rows + at, dq + i * width);
+    if (grads->query) add_scaled(width, x, q + i * width, work->column_sum);
+  }
+  if (grads->query) add_scaled(width, 1, work->column_sum, grads->query + at);
+  memset(work->column_sum, 0, (size_t)(4 * width));
+  for (Int j = 0; j < m; j++) {
+    const float x = by_key[j / LANES][j % LANES];
+    if (tables->key_rows) add_scaled(width, x, tables->key_rows + at, dk + j * width);
+    if (grads->key) add_scaled(width, x, k + j * width, work->column_sum);
+  }
+  if (grads->key) add_scaled(width, 1, work->column_sum, grads->key + at);
+}
+
+static void band_vector_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
+                                  TableGradients *grads) {
+  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call), base = tile->column;
+  const float *dlogits = INTERIOR(work->dlogits);
+  const float *q = work->raw_q + tile->first_query * width, *k = work->raw_k + tile->first_key * width;
+  float *dq = work->draw_q + tile->first_query * width, *dk = work->draw_k + tile->first_key * width;
+  if (tables->query_rows) add_band_sums(n, m, width, dlogits, TILE_STRIDE, 1, tables->query_rows, base, 1, dq);
+  if (grads->query) collect_band(n, m, width, dlogits, TILE_STRIDE, 1, q, base, 1, grads->query);
+  if (tables->key_rows) add_band_sums(m, n, width, dlogits, 1, TILE_STRIDE, tables->key_rows, base, -1, dk);
+  if (grads->key) collect_band(m, n, width, dlogits, 1, TILE_STRIDE, k, base, -1, grads->key);
+}
+
+static void scatter_vector_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
+                                     TableGradients *grads) {
+  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call);
+  const float *dlogits = INTERIOR(work->dlogits);
+  const float *q = work->raw_q + tile->first_query * width, *k = work->raw_k + tile->first_key * width;
+  float *dq = work->draw_q + tile->first_query * width, *dk = work->draw_k + tile->first_key * width;
+  for (Int i = 0; i < n; i++)
+    for (Int j = 0; j < m; j++) {
+      const float x = dlogits[i * TILE_STRIDE + j];
+      const Int at = column_of(call, tile, i, j) * width;
+      if (tables->query_rows) add_scaled(width, x, tables->query_rows + at, dq + i * width);
+      if (tables->key_rows) add_scaled(width, x, tables->key_rows + at, dk + j * width);
+    }
+  if (grads->query) scatter_collect(call, tile, work, dlogits, TILE_STRIDE, 1, n, m, width, q, grads->query);
+  if (grads->key) scatter_collect(call, tile, work, dlogits, 1, TILE_STRIDE, m, n, width, k, grads->key);
+}
+
+/* The gradients of the content product under a vector gain: of q, k and the gain. In a FAR tile one column serves all
+   pairs: as without a gain, with q times that column. */
+static void far_gain_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
+                               TableGradients *grads) {
+  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call);
+  const float *dlogits = INTERIOR(work->dlogits), *gain = tables->gain_rows + tile->column * width;
+  const float *q = work->q + tile->first_query * width, *k = work->k + tile->first_key * width;
+  float *dq = work->dq + tile->first_query * width, *dk = work->dk + tile->first_key * width;
+  product(n, width / PANEL, m, dlogits, TILE_STRIDE, 1, k, width, PANEL, work->rows, width, 0);
+  memset(work->column_sum, 0, (size_t)(4 * width));
+  for (Int i = 0; i < n; i++)
+    for (Int x = 0; x < width; x += LANES) {
+      const Int at = i * width + x;
+      store(dq + at, load(dq + at) + load(work->rows + at) * load(gain + x));
+      store(work->column_sum + x, load(work->column_sum + x) + load(work->rows + at) * load(q + at));
+      store(work->scaled_q + at, load(q + at) * load(gain + x));
+    }
+  if (grads->gain) add_scaled(width, 1, work->column_sum, grads->gain + tile->column * width);
+  product(m, width / PANEL, n, dlogits, 1, TILE_STRIDE, work->scaled_q, width, PANEL, dk, width, 1);
+}
+
+static void pair_gain_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
+                                TableGradients *grads) {
+  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call);
+  const float *dlogits = INTERIOR(work->dlogits);
+  const float *q = work->q + tile->first_query * width, *k = work->k + tile->first_key * width;
+  float *dq = work->dq + tile->first_query * width, *dk = work->dk + tile->first_key * width;
+  for (Int i = 0; i < n; i++)
+    for (Int j = 0; j < m; j++) {
+      const float x = dlogits[i * TILE_STRIDE + j];
+      if (x == 0) continue;
+      const Int at = (tile->kind == BAND ? tile->column + j - i : column_of(call, tile, i, j)) * width;
+      const float *gain = tables->gain_rows + at;
+      for (Int y = 0; y < width; y += LANES) {
+        const vec qq = x * load(q + i * width + y), kk = load(k + j * width + y), gg = load(gain + y);
+        store(dq + i * width + y, load(dq + i * width + y) + x * kk * gg);
+        store(dk + j * width + y, load(dk + j * width + y) + qq * gg);
+        if (grads->gain) store(grads->gain + at + y, load(grads->gain + at + y) + qq * kk);
+      }
+    }
+}
+
+/* The gradient of a scalar gain; then multiplies `dlogits` by the gain, for the gradients of q and k */
+static void scalar_gain_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
+                                  TableGradients *grads) {
+  const Int n = tile->queries, m = tile->keys;
+  float *dlogits = INTERIOR(work->dlogits), *content = INTERIOR(work->content);
+  if (grads->gain) {
+    for (Int i = 0; i < n; i++) {
+      float *row = content + i * TILE_STRIDE;
+      for (Int j = 0; j < m; j += LANES) store(row + j, load(row + j) * load(dlogits + i * TILE_STRIDE + j));
+      clear_after(row, m);
+    }
+    collect_scalars(call, tile, work, content, grads->gain);
+  }
+  for (Int i = 0; i < n; i++)
+    for (Int j = 0; j < m; j += LANES) {
+      vec x;
+      if (tile->kind == BAND)
+        x = load(tables->gain + tile->column + j - i);
+      else if (tile->kind == FAR)
+        x = broadcast(tables->gain[tile->column]);
+      else
+        for (int l = 0; l < LANES; l++) x[l] = j + l < m ? tables->gain[column_of(call, tile, i, j + l)] : 0;
+      store(dlogits + i * TILE_STRIDE + j, load(dlogits + i * TILE_STRIDE + j) * x);
+    }
+}
+
+static void backward_tile(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
+                          TableGradients *grads) {
+  const Int n = tile->queries, m = tile->keys, first_query = tile->first_query, first_key = tile->first_key;
+  const Int width = HEAD_WIDTH(call);
+  float *logits = INTERIOR(work->logits), *dlogits = INTERIOR(work->dlogits);
+  const Operands operands = {
+      .q = work->q + first_query * width,
+      .raw_q = work->raw_q + first_query * width,
+      .k_panels = work->k_panels + first_key * call->head_dim,
+      .k = work->k + first_key * width,
+      .raw_k = work->raw_k + first_key * width,
+      .far_query_term = {work->far_query_term[0] + first_query, work->far_query_term[1] + first_query},
+      .far_key_term = {work->far_key_term[0] + first_key, work->far_key_term[1] + first_key},
+      .tables = tables,
+      .transposed = INTERIOR(work->transposed),
+      .scaled_q = work->scaled_q,
+  };
+  tile_logits(call, tile, &operands, logits, tables->gain ? INTERIOR(work->content) : NULL);
+  logit_gradients(call, tile, work, tables, logits);
+  value_gradients(call, tile, work, grads);
+  if (grads->bias) collect_scalars(call, tile, work, dlogits, grads->bias);
+  const float scale = (float)call->scale;
+  for (Int i = 0; i < n; i++)
+    for (Int j = 0; j < m; j += LANES) {
+      float *at = dlogits + i * TILE_STRIDE + j;
+      store(at, load(at) * scale);
+    }
+  if (tables->query_rows || tables->key_rows) {
+    if (tile->kind == FAR) far_vector_gradients(call, tile, work, tables, grads);
+    if (tile->kind == BAND) band_vector_gradients(call, tile, work, tables, grads);
+    if (tile->kind == SCATTER) scatter_vector_gradients(call, tile, work, tables, grads);
+  }
   if (tables->gain_rows) {
-    vector_gain_gradients(c, t, w, tables, g);
+    (tile->kind == FAR ? far_gain_gradients : pair_gain_gradients)(call, tile, work, tables, grads);
     return;
   }
-  if (content) {
-    if (g->gain) {
-      for (I i = 0; i < n; i++) {
-        for (I j = 0; j < m; j += VL) put(content + i * LD + j, get(content + i * LD + j) * get(change + i * LD + j));
-        clear_after(content + i * LD, m);
-      }
-      collect_scalars(c, t, w, content, g->gain);
-    }
-    for (I i = 0; i < n; i++)
-      for (I j = 0; j < m; j += VL) {
-        vec x;
-        if (t->kind == BAND) x = get(tables->gain + t->e + j - i);
-        else if (t->kind == FAR) x = all(tables->gain[t->e]);
-        else for (int l = 0; l < VL; l++) x[l] = j + l < m ? tables->gain[column(c, t, i, j + l)] : 0;
-        put(change + i * LD + j, get(change + i * LD + j) * x);
-      }
-  }
-  product(n, dp / NR, m, change, LD, 1, w->k + j0 * dp, dp, NR, w->dq + i0 * dp, dp, 1);
-  product(m, dp / NR, n, change, 1, LD, w->q + i0 * dp, dp, NR, w->dk + j0 * dp, dp, 1);
+  if (tables->gain) scalar_gain_gradients(call, tile, work, tables, grads);
+  product(n, width / PANEL, m, dlogits, TILE_STRIDE, 1, operands.k, width, PANEL, work->dq + first_query * width, width,
+          1);
+  product(m, width / PANEL, n, dlogits, 1, TILE_STRIDE, operands.q, width, PANEL, work->dk + first_key * width, width,
+          1);
 }
 
-static void backward_head(const Call *c, I b, I h, Backward *w, Tables *tables, TableGradients *g) {
-  const I dp = DP(c), dvp = DVP(c), lq = c->lq;
-  read_rows(&c->q, c->bf16, b, h, 0, lq, c->d, dp, w->q);
-  if (c->raw) read_rows(&c->raw_q, c->bf16, b, h, 0, lq, c->d, dp, w->raw_q);
-  read_rows(&c->grad, 0, b, h, 0, lq, c->dv, dvp, w->grad);
-  memcpy(w->lse, c->lse + (b * c->heads + h) * lq * 2, (size_t)(8 * lq));
-  for (I i = 0; i < lq; i++) { /* Σ_j weight · gradient of the weight = gradient · output */
-    read_rows(&c->out, 0, b, h, i, 1, c->dv, dvp, w->rows);
+/* The gradients of one query head; those of its keys, values and tables are added to `work` */
+static void backward_head(const Call *call, Int b, Int h, Backward *work, const Tables *tables) {
+  const Int d = call->head_dim, width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), queries = call->queries;
+  read_rows(&call->q, call->bf16, b, h, 0, queries, d, width, work->q);
+  if (call->has_raw) read_rows(&call->raw_q, call->bf16, b, h, 0, queries, d, width, work->raw_q);
+  read_rows(&call->grad, 0, b, h, 0, queries, call->value_dim, value_width, work->grad);
+  memcpy(work->lse, call->lse + (b * call->heads + h) * queries * 2, (size_t)(8 * queries));
+  for (Int i = 0; i < queries; i++) { /* Σ_j weight · gradient of the weight = gradient · output */
+    read_rows(&call->out, 0, b, h, i, 1, call->value_dim, value_width, work->rows);
     float sum = 0;
-    for (I x = 0; x < c->dv; x++) sum += w->rows[x] * w->grad[i * dvp + x];
-    w->delta[i] = sum;
+    for (Int x = 0; x < call->value_dim; x++) sum += work->rows[x] * work->grad[i * value_width + x];
+    work->delta[i] = sum;
   }
-  memset(w->dq, 0, (size_t)(4 * lq * dp));
-  if (c->raw) memset(w->draw_q, 0, (size_t)(4 * lq * dp));
-  if (c->query) far_products(c, lq, dp, w->raw_q, tables->query_rows, w->far_q[0], w->far_q[1]);
-  if (c->key) far_products(c, c->lk, dp, w->raw_k, tables->key_rows, w->far_k[0], w->far_k[1]);
-  if (c->value) far_products(c, lq, dvp, w->grad, tables->value_rows, w->far_grad[0], w->far_grad[1]);
-  for (I j0 = 0; j0 < c->lk; j0 += TILE)
-    for (I i0 = 0; i0 < lq; i0 += TILE) {
-      const Tile t = look(c, b, h, i0, j0, w->q_spans, w->k_spans);
-      if (t.kind != SKIP) backward_tile(c, &t, w, tables, g);
+  memset(work->dq, 0, (size_t)(4 * queries * width));
+  if (call->has_raw) memset(work->draw_q, 0, (size_t)(4 * queries * width));
+  if (call->query) far_terms(call, queries, width, work->raw_q, tables->query_rows, work->far_query_term);
+  if (call->key) far_terms(call, call->keys, width, work->raw_k, tables->key_rows, work->far_key_term);
+  if (call->value) far_terms(call, queries, value_width, work->grad, tables->value_rows, work->far_value_term);
+  for (Int first_key = 0; first_key < call->keys; first_key += TILE)
+    for (Int first_query = 0; first_query < queries; first_query += TILE) {
+      const Tile tile = make_tile(call, b, h, first_query, first_key, work->q_spans, work->k_spans);
+      if (tile.kind != SKIP) backward_tile(call, &tile, work, tables, &work->head_grads);
     }
-  write_rows(&c->dq, c->bf16, b, h, 0, lq, c->d, dp, w->dq);
-  if (c->raw) write_rows(&c->draw_q, c->bf16, b, h, 0, lq, c->d, dp, w->draw_q);
+  write_rows(&call->dq, call->bf16, b, h, 0, queries, d, width, work->dq);
+  if (call->has_raw) write_rows(&call->draw_q, call->bf16, b, h, 0, queries, d, width, work->draw_q);
 }
 
-/* Adds n numbers to others and leaves zeros */
-static void pour(float *from, float *to, I n) {
+/* Adds n numbers to others and sets them to zero */
+static void move_sums(float *from, float *to, Int n) {
   if (!from) return;
   add_scaled(n, 1, from, to);
   memset(from, 0, (size_t)(4 * n));
 }
 
-/* Adds one thread's gradients of a head's tables to the result, columns beyond the ends to the last one */
-static void fold(const Call *c, const float *from, I d, I dp, float *to) {
-  if (!from) return;
-  for (I e = 0; e < EXT(c); e++) {
-    const I column = most(0, least(e - PAD, c->columns - 1));
-    for (I k = 0; k < d; k++) to[column * d + k] += from[e * dp + k];
+static void move_table_gradients(const Call *call, TableGradients *from, TableGradients *to) {
+  const Int columns = PADDED_COLUMNS(call), width = HEAD_WIDTH(call);
+  move_sums(from->bias, to->bias, columns);
+  move_sums(from->gain, to->gain, columns * (call->vector_gain ? width : 1));
+  move_sums(from->query, to->query, columns * width);
+  move_sums(from->key, to->key, columns * width);
+  move_sums(from->value, to->value, columns * VALUE_WIDTH(call));
+}
+
+/* The gradients of tables, of each thread and of each head that the thread may meet. Heads share them if no table is
+   per head. Threads take tasks by key/value head, then by batch, so that each meets few heads. */
+typedef struct {
+  float *memory;
+  Int size;  /* of the gradients of one head, in floats */
+  Int slots; /* heads per thread */
+  Int team;  /* threads */
+} GradientMemory;
+
+static TableGradients gradients_at(const Call *call, const GradientMemory *all, Int thread, Int slot) {
+  Arena arena = {all->memory + (thread * all->slots + slot) * all->size, 0};
+  TableGradients grads;
+  allocate_table_gradients(call, &arena, &grads);
+  return grads;
+}
+
+/* The first query head of a thread's tasks, which has slot 0 */
+static Int first_head(const Call *call, Int team, Int thread) {
+  const Int tasks = call->batch * call->kv_heads, group = call->heads / call->kv_heads;
+  return tasks * thread / team / call->batch * group;
+}
+
+/* All gradients of one key/value head of one sequence */
+static void backward_task(const Call *call, Int b, Int kv, Int thread, Backward *work, const Tables *tables,
+                          const GradientMemory *all) {
+  const Int d = call->head_dim, width = HEAD_WIDTH(call), dv = call->value_dim, value_width = VALUE_WIDTH(call);
+  const Int keys = call->keys, group = call->heads / call->kv_heads;
+  read_rows(&call->k, call->bf16, b, kv, 0, keys, d, width, work->k);
+  if (call->has_raw) read_rows(&call->raw_k, call->bf16, b, kv, 0, keys, d, width, work->raw_k);
+  into_panels(keys, d, width, work->k, work->k_panels);
+  read_rows(&call->v, call->bf16, b, kv, 0, keys, dv, value_width, work->dv); /* its memory is not in use yet */
+  into_panels(keys, dv, value_width, work->dv, work->v_panels);
+  find_spans(call->q_pos + b * call->q_pos_stride, call->queries, work->q_spans);
+  find_spans(call->k_pos + b * call->k_pos_stride, keys, work->k_spans);
+  memset(work->dv, 0, (size_t)(4 * keys * value_width));
+  memset(work->dk, 0, (size_t)(4 * keys * width));
+  if (call->has_raw) memset(work->draw_k, 0, (size_t)(4 * keys * width));
+  for (Int h = kv * group; h < (kv + 1) * group; h++) {
+    backward_head(call, b, h, work, tables + h);
+    const Int slot = tables_per_head(call) ? h - first_head(call, all->team, thread) : 0;
+    TableGradients grads = gradients_at(call, all, thread, slot);
+    move_table_gradients(call, &work->head_grads, &grads);
+  }
+  write_rows(&call->dk, call->bf16, b, kv, 0, keys, d, width, work->dk);
+  if (call->has_raw) write_rows(&call->draw_k, call->bf16, b, kv, 0, keys, d, width, work->draw_k);
+  write_rows(&call->dv, call->bf16, b, kv, 0, keys, dv, value_width, work->dv);
+}
+
+/* Adds the gradients of a head's table to the result, columns of the padding to the one at that end */
+static void add_columns(const Call *call, const float *from, Int d, Int width, float *to) {
+  for (Int e = 0; e < PADDED_COLUMNS(call); e++) {
+    const Int column = max_of(0, min_of(e - COLUMN_PADDING, call->columns - 1));
+    for (Int k = 0; k < d; k++) to[column * d + k] += from[e * width + k];
   }
 }
 
-/* 0, or 1 if there is not enough memory */
-int locant_backward(const Call *c) {
-  const I tasks = c->batch * c->kv_heads, threads = thread_count(c, tasks), group = c->heads / c->kv_heads;
-  float *table_memory = NULL, *memory = NULL, *gradient_memory = NULL;
-  Tables *tables = make_tables(c, 1, &table_memory);
+/* The sum over threads, always in the same order */
+static void sum_table_gradients(const Call *call, const GradientMemory *all) {
+  const Int d = call->head_dim, width = HEAD_WIDTH(call);
+  for (Int thread = 0; thread < all->team; thread++)
+    for (Int slot = 0; slot < all->slots; slot++) {
+      const Int h = first_head(call, all->team, thread) + slot;
+      if (h >= call->heads) break;
+      const TableGradients grads = gradients_at(call, all, thread, slot);
+#define OF_HEAD(name, size) (call->d##name + (call->name##_heads == 1 ? 0 : h) * call->columns * (size))
+      if (grads.bias) add_columns(call, grads.bias, 1, 1, OF_HEAD(bias, 1));
+      if (grads.gain && !call->vector_gain) add_columns(call, grads.gain, 1, 1, OF_HEAD(gain, 1));
+      if (grads.gain && call->vector_gain) add_columns(call, grads.gain, d, width, OF_HEAD(gain, d));
+      if (grads.query) add_columns(call, grads.query, d, width, OF_HEAD(query, d));
+      if (grads.key) add_columns(call, grads.key, d, width, OF_HEAD(key, d));
+      if (grads.value)
+        add_columns(call, grads.value, call->value_dim, VALUE_WIDTH(call), OF_HEAD(value, call->value_dim));
+#undef OF_HEAD
+    }
+}
+
+/* 0, or 1 if there is not enough memory. A task is a key/value head of a sequence. */
+int locant_backward(const Call *call) {
+  const Int tasks = call->batch * call->kv_heads, threads = thread_count(call, tasks);
+  float *table_memory = NULL, *memory = NULL;
+  Tables *tables = make_tables(call, 1, &table_memory);
   Arena size = {0}, gradient_size = {0};
-  Backward once;
+  Backward one;
   TableGradients none;
-  take_backward(c, &size, &once);
-  take_table_gradients(c, &gradient_size, &none);
-  int own = 0;
-  if (most(most(c->bias_heads, c->gain_heads), most(c->query_heads, most(c->key_heads, c->value_heads))) > 1) own = 1;
-  if (tables) memory = zeros(size.used * threads);
+  allocate_backward(call, &size, &one);
+  allocate_table_gradients(call, &gradient_size, &none);
+  if (tables) memory = allocate_zeros(size.used * threads);
   if (!memory) {
     if (tables) free(table_memory);
     free(tables);
     return 1;
   }
-  I team = 1, heads = 1;
+  GradientMemory all = {.size = gradient_size.used, .slots = 1};
 #pragma omp parallel num_threads(threads)
   {
 #pragma omp single
     {
-      team = team_size();
-      /* Tasks go by key/value head, then by batch: a thread meets few heads, and needs tables for those alone. */
-      if (own) heads = least(c->kv_heads, (tasks + team - 1) / team / c->batch + 2) * group;
-      gradient_memory = zeros(gradient_size.used * heads * team + 1);
-    }
-    const I thread = thread_number(), from = tasks * thread / team;
-    const I to = gradient_memory ? tasks * (thread + 1) / team : from;
-    Arena arena = {memory + thread * size.used, 0};
-    Backward w;
-    take_backward(c, &arena, &w);
-    for (I task = from; task < to; task++) {
-      const I kv = task / c->batch, b = task % c->batch;
-      read_rows(&c->k, c->bf16, b, kv, 0, c->lk, c->d, DP(c), w.k);
-      if (c->raw) read_rows(&c->raw_k, c->bf16, b, kv, 0, c->lk, c->d, DP(c), w.raw_k);
-      into_panels(c->lk, c->d, DP(c), w.k, w.k_panels);
-      read_rows(&c->v, c->bf16, b, kv, 0, c->lk, c->dv, DVP(c), w.dv); /* dv is free until here */
-      into_panels(c->lk, c->dv, DVP(c), w.dv, w.v_panels);
-      find_spans(c->q_pos + b * c->q_pos_stride, c->lq, w.q_spans);
-      find_spans(c->k_pos + b * c->k_pos_stride, c->lk, w.k_spans);
-      memset(w.dv, 0, (size_t)(4 * c->lk * DVP(c)));
-      memset(w.dk, 0, (size_t)(4 * c->lk * DP(c)));
-      if (c->raw) memset(w.draw_k, 0, (size_t)(4 * c->lk * DP(c)));
-      for (I h = kv * group; h < (kv + 1) * group; h++) {
-        const I slot = own ? h - from / c->batch * group : 0;
-        Arena mine = {gradient_memory + (thread * heads + slot) * gradient_size.used, 0};
-        TableGradients g;
-        take_table_gradients(c, &mine, &g);
-        backward_head(c, b, h, &w, tables + h, &w.head);
-        pour(w.head.bias, g.bias, EXT(c));
-        pour(w.head.gain, g.gain, EXT(c) * (c->gain_vector ? DP(c) : 1));
-        pour(w.head.query, g.query, EXT(c) * DP(c));
-        pour(w.head.key, g.key, EXT(c) * DP(c));
-        pour(w.head.value, g.value, EXT(c) * DVP(c));
+      all.team = team_size();
+      if (tables_per_head(call)) {
+        const Int kv_heads = (tasks + all.team - 1) / all.team / call->batch + 2; /* a thread meets no more */
+        all.slots = min_of(call->kv_heads, kv_heads) * (call->heads / call->kv_heads);
       }
-      write_rows(&c->dk, c->bf16, b, kv, 0, c->lk, c->d, DP(c), w.dk);
-      if (c->raw) write_rows(&c->draw_k, c->bf16, b, kv, 0, c->lk, c->d, DP(c), w.draw_k);
-      write_rows(&c->dv_, c->bf16, b, kv, 0, c->lk, c->dv, DVP(c), w.dv);
+      all.memory = allocate_zeros(all.size * all.slots * all.team + 1);
     }
+    const Int thread = thread_number(), from = tasks * thread / all.team;
+    const Int to = all.memory ? tasks * (thread + 1) / all.team : from;
+    Arena arena = {memory + thread * size.used, 0};
+    Backward work;
+    allocate_backward(call, &arena, &work);
+    for (Int task = from; task < to; task++)
+      backward_task(call, task % call->batch, task / call->batch, thread, &work, tables, &all);
   }
-  for (I thread = 0; gradient_memory && thread < team; thread++) { /* in the same order every time */
-    const I first = tasks * thread / team / c->batch * group;
-    for (I slot = 0; slot < heads; slot++) {
-      const I h = first + slot;
-      if (h >= c->heads) break;
-      Arena mine = {gradient_memory + (thread * heads + slot) * gradient_size.used, 0};
-      TableGradients g;
-      take_table_gradients(c, &mine, &g);
-#define TO(name, size) (c->d##name + (c->name##_heads == 1 ? 0 : h) * c->columns * (size))
-      if (g.bias) fold(c, g.bias, 1, 1, TO(bias, 1));
-      if (g.gain && !c->gain_vector) fold(c, g.gain, 1, 1, TO(gain, 1));
-      if (g.gain && c->gain_vector) fold(c, g.gain, c->d, DP(c), TO(gain, c->d));
-      if (g.query) fold(c, g.query, c->d, DP(c), TO(query, c->d));
-      if (g.key) fold(c, g.key, c->d, DP(c), TO(key, c->d));
-      if (g.value) fold(c, g.value, c->dv, DVP(c), TO(value, c->dv));
-#undef TO
-    }
-  }
-  const int failed = !gradient_memory;
-  free(gradient_memory);
+  const int failed = !all.memory;
+  if (!failed) sum_table_gradients(call, &all);
+  free(all.memory);
   free(memory);
   free(table_memory);
   free(tables);

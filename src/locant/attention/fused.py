@@ -1,14 +1,16 @@
 """Our own CPU kernel: every table, forward and backward, near the price of plain attention, memory linear in L.
 
-The kernel is `fused.c`, built at first use by `build.py`; here it becomes two operators of `torch.library`, with shapes
-for `torch.compile` and a gradient for q, k, v and each table. Dropout is drawn from a seed and the pair, so that the
-backward pass drops the same weights again without having kept them.
+The kernel is `fused.c`, which `build.py` compiles at first use. This file makes it two operators of `torch.library`,
+with shapes for `torch.compile` and a gradient for q, k, v and each table. `Call` is the record of their arguments.
+Operators take flat arguments, so a call is written `forward(*call)` and read back as `Call(*arguments)`.
+
+Dropout is a hash of a seed and the pair: the backward pass drops the same weights again, and none are stored.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -16,41 +18,60 @@ from torch import Tensor
 
 from locant.attention.build import build
 from locant.attention.request import Request
-from locant.attention.tables import transforming
 
-TABLES = ("bias", "gain", "query", "key", "value")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def unsupported(request: Request) -> str | None:
-    if request.q.device.type != "cpu":
-        return f"it runs on CPUs, and these tensors are on {request.q.device.type}"
-    if request.q.dtype not in DTYPES:
-        return f"it computes in float32, from float32 or bfloat16 tensors; these are {request.q.dtype}"
-    if request.terms.pair is not None:
-        return f"{request.scheme} has a logit that is not a function of the offset alone (pair)"
-    if request.need_weights:
-        return "it does not return weights (need_weights=True)"
-    if not torch.compiler.is_compiling() and transforming():
-        return "it has no rule for torch.func and forward-mode derivatives"
-    if request.offsets.inverse is not None:
-        return "positions with large gaps, or unknown while compiling, have no table over consecutive offsets"
-    if 0 in (request.k.shape[2], request.q.shape[3], request.v.shape[3], request.k.shape[1]):
-        return "there is nothing to attend to"
-    missing: str | None = _missing()
-    return missing
-
-
-def _missing() -> str | None:
-    built = build()
-    return None if built.library is not None else f"its kernel is not there: {built.why}"
-
-
-# What torch.compiler.assume_constant_result does; it would import the whole compiler for it, two seconds.
-_missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def attend(request: Request) -> tuple[Tensor, None]:
+    """The output [B, H, Lq, Dv] in the dtype of q, and None: the kernel keeps no weights."""
+    out, _ = forward(*make_call(request))
+    return out.to(request.q.dtype), None
+
+
+# ------------------------------------------------------------------------------------------------- the record
+
+
+class Call(NamedTuple):
+    """The arguments of the kernel. B sequences, H query heads, Hkv key/value heads, R columns of the tables.
+
+    Tables are for one head, shared by all, or for H. A table that is None is not used.
+    """
+
+    q: Tensor  # [B, H, Lq, D], rotated, as are the keys
+    k: Tensor  # [B, Hkv, Lk, D]
+    v: Tensor  # [B, Hkv, Lk, Dv]
+    raw_q: Tensor | None  # q and k without the rotation, for the query and key terms; None if they do not differ
+    raw_k: Tensor | None
+    bias: Tensor | None  # [1 or H, R]
+    gain: Tensor | None  # [1 or H, R] or [1 or H, R, D]
+    query: Tensor | None  # [1 or H, R, D]
+    key: Tensor | None  # [1 or H, R, D]
+    value: Tensor | None  # [1 or H, R, Dv]
+    q_pos: Tensor  # [B, Lq], int64
+    k_pos: Tensor  # [B, Lk], int64
+    mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]
+    seed: Tensor  # [1], int64; of the dropout
+    first_offset: int  # the offset of column 0
+    scale: float
+    causal: bool
+    dropout: float
+
+
+FIELD_TYPES = get_type_hints(Call)
+SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", bool: "bool"}
+SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in FIELD_TYPES.items())
+"""The fields of `Call` in the language of torch.library."""
+
+TENSORS = tuple(name for name, kind in FIELD_TYPES.items() if kind in (Tensor, Tensor | None))
+TABLES = ("bias", "gain", "query", "key", "value")
+CONTENT = ("q", "k", "v", "raw_q", "raw_k")
+WITH_GRADIENT = (*CONTENT, *TABLES)
+"""The order of the gradients that `backward` returns."""
+NO_GRADIENTS = Call(*(None for _ in Call._fields))  # type: ignore[arg-type]
+
+
+def make_call(request: Request) -> Call:
+    """The call that computes a request."""
     q, k = request.turned()
     v, raw_q, raw_k = request.v, None, None
     tables = {name: getattr(request.terms, name) for name in TABLES}
@@ -62,104 +83,120 @@ def attend(request: Request) -> tuple[Tensor, None]:
             wider = (0, q.shape[3] - request.q.shape[3])
             raw_q, raw_k = F.pad(request.q.to(dtype), wider), F.pad(request.k.to(dtype), wider)
             tables |= {name: F.pad(tables[name], wider) for name in ("query", "key") if tables[name] is not None}
-    seed = torch.zeros(1, dtype=torch.int64)
-    if request.dropout:
-        seed = torch.randint(2**62, (1,))
     b = request.q.shape[0]
-    out, _ = forward(
-        q, k, v, raw_q, raw_k, *tables.values(), request.q_pos.expand(b, -1), request.k_pos.expand(b, -1),
-        request.mask, seed, request.offsets.lo, request.scale, request.causal, request.dropout,
-    )  # fmt: skip
-    return out.to(request.q.dtype), None
+    return Call(
+        q=q,
+        k=k,
+        v=v,
+        raw_q=raw_q,
+        raw_k=raw_k,
+        **tables,
+        q_pos=request.q_pos.expand(b, -1),
+        k_pos=request.k_pos.expand(b, -1),
+        mask=request.mask,
+        seed=torch.randint(2**62, (1,)) if request.dropout else torch.zeros(1, dtype=torch.int64),
+        first_offset=request.offsets.lo,
+        scale=request.scale,
+        causal=request.causal,
+        dropout=request.dropout,
+    )
 
 
 # ------------------------------------------------------------------------------------------------- operators
 
 
-@torch.library.custom_op("locant::attend", mutates_args=(), device_types="cpu")
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, raw_q: Tensor | None, raw_k: Tensor | None,
-    bias: Tensor | None, gain: Tensor | None, query: Tensor | None, key: Tensor | None, value: Tensor | None,
-    q_pos: Tensor, k_pos: Tensor, mask: Tensor | None, seed: Tensor,
-    lo: int, scale: float, causal: bool, dropout: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The output [B, H, Lq, Dv] in float32; of each query the largest logit and the logarithm of the sum beside it."""
-    out, lse = _forward_like(q, v)
-    tables = dict(zip(TABLES, (bias, gain, query, key, value), strict=True))
-    call = _Prepared(q, k, v, raw_q, raw_k, tables, q_pos, k_pos, mask, seed, lo, scale, causal, dropout, out, lse)
-    call.run("locant_forward")
+@torch.library.custom_op(
+    "locant::attend", mutates_args=(), device_types="cpu", schema=f"({SCHEMA}) -> (Tensor, Tensor)"
+)
+def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The output [B, H, Lq, Dv] in float32, and `lse` [B, H, Lq, 2].
+
+    `lse` holds for each query the largest logit, and the logarithm of Σ_j exp(logit − largest).
+    """
+    call = Call(*arguments)
+    out, lse = _empty_outputs(call)
+    _Kernel(call, out, lse).run("locant_forward")
     return out, lse
 
 
 @forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _forward_like(q, v)
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return _empty_outputs(Call(*arguments))
 
 
-def _forward_like(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    b, h, lq, _ = q.shape
-    # Laid out as [B, Lq, H, Dv], as PyTorch's kernel does: a model joins the heads next.
-    d, wide = v.shape[3], torch.float32
-    return q.new_empty_strided((b, h, lq, d), (lq * h * d, d, h * d, 1), dtype=wide), q.new_empty(
-        b, h, lq, 2, dtype=wide
-    )
+def _empty_outputs(call: Call) -> tuple[Tensor, Tensor]:
+    b, h, lq, _ = call.q.shape
+    dv, dtype = call.v.shape[3], torch.float32
+    # The memory is laid out as [B, Lq, H, Dv], as PyTorch's kernel does it: a model joins the heads next.
+    out = call.q.new_empty_strided((b, h, lq, dv), (lq * h * dv, dv, h * dv, 1), dtype=dtype)
+    return out, call.q.new_empty(b, h, lq, 2, dtype=dtype)
 
 
-@torch.library.custom_op("locant::attend_backward", mutates_args=(), device_types="cpu")
-def backward(
-    grad: Tensor, out: Tensor, lse: Tensor,
-    q: Tensor, k: Tensor, v: Tensor, raw_q: Tensor | None, raw_k: Tensor | None,
-    bias: Tensor | None, gain: Tensor | None, query: Tensor | None, key: Tensor | None, value: Tensor | None,
-    q_pos: Tensor, k_pos: Tensor, mask: Tensor | None, seed: Tensor,
-    lo: int, scale: float, causal: bool, dropout: float, wanted: list[bool],
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of q, k, v, raw_q, raw_k and the tables; an empty tensor for what is not there or not wanted."""
-    tables = dict(zip(TABLES, (bias, gain, query, key, value), strict=True))
-    grads = _backward_like(q, k, v, raw_q, raw_k, tables, wanted)
-    call = _Prepared(q, k, v, raw_q, raw_k, tables, q_pos, k_pos, mask, seed, lo, scale, causal, dropout, out, lse)
-    call.backward(grad, grads)
-    call.run("locant_backward")
-    return grads
+@torch.library.custom_op(
+    "locant::attend_backward",
+    mutates_args=(),
+    device_types="cpu",
+    schema=f"(Tensor grad, Tensor out, Tensor lse, bool[] wanted, {SCHEMA}) -> Tensor[]",
+)
+def backward(grad: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
+    """The gradients of `WITH_GRADIENT`, in that order.
+
+    `wanted` has a flag for each of `TABLES`. A field that is None, or a table that is not wanted, gets an empty tensor.
+    """
+    call = Call(*arguments)
+    grads = _empty_gradients(call, wanted)
+    kernel = _Kernel(call, out, lse)
+    kernel.set_gradients(grad, grads)
+    kernel.run("locant_backward")
+    return list(grads.values())
 
 
 @backward.register_fake
-def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, raw_q: Tensor | None,
-      raw_k: Tensor | None, *rest: Any) -> list[Tensor]:  # fmt: skip
-    return _backward_like(q, k, v, raw_q, raw_k, dict(zip(TABLES, rest[:5], strict=True)), rest[-1])
+def _(grad: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
+    return list(_empty_gradients(Call(*arguments), wanted).values())
 
 
-def _backward_like(
-    q: Tensor, k: Tensor, v: Tensor, raw_q: Tensor | None, raw_k: Tensor | None,
-    tables: dict[str, Tensor | None], wanted: list[bool],
-) -> list[Tensor]:  # fmt: skip
-    content = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
-    raw = [q.new_empty(0) if x is None else x.new_empty(x.shape) for x in (raw_q, raw_k)]
-    kept = zip(tables.values(), wanted, strict=True)
-    return [*content, *raw, *(q.new_empty(0) if x is None or not want else x.new_zeros(x.shape) for x, want in kept)]
+def _empty_gradients(call: Call, wanted: list[bool]) -> dict[str, Tensor]:
+    """Memory for each of `WITH_GRADIENT`. The kernel overwrites the content and adds to the tables."""
+    grads = {}
+    for name in CONTENT:
+        x = getattr(call, name)
+        grads[name] = call.q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+    for name, want in zip(TABLES, wanted, strict=True):
+        x = getattr(call, name)
+        grads[name] = x.new_zeros(x.shape) if x is not None and want else call.q.new_empty(0)
+    return grads
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """What the backward pass needs: tensors by autograd, which notices changes in place, the rest as it is."""
+    call = Call(*inputs)
     out, lse = output
-    ctx.save_for_backward(out, lse, *inputs[:14])
-    ctx.rest = inputs[14:]
+    ctx.save_for_backward(out, lse, *(getattr(call, name) for name in TENSORS))
+    without_tensors: dict[str, Any] = dict.fromkeys(TENSORS)
+    ctx.call = call._replace(**without_tensors)
     ctx.mark_non_differentiable(lse)
 
 
-def _gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+def _gradient(ctx: Any, grad: Tensor, _: Any) -> Call:
+    """A gradient, or None, for each field of the call."""
     out, lse, *tensors = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[5:10])
-    grads = backward(grad, out, lse, *tensors, *ctx.rest, wanted)
-    found = [x if need else None for x, need in zip(grads, ctx.needs_input_grad, strict=False)]
-    return (*found, *[None] * 8)
+    call = ctx.call._replace(**dict(zip(TENSORS, tensors, strict=True)))
+    needed = Call(*ctx.needs_input_grad)
+    grads = backward(grad, out, lse, [getattr(needed, name) for name in TABLES], *call)
+    found: dict[str, Any] = {name: x for name, x in zip(WITH_GRADIENT, grads, strict=True) if getattr(needed, name)}
+    return NO_GRADIENTS._replace(**found)
 
 
-forward.register_autograd(_gradient, setup_context=_setup)
+forward.register_autograd(_gradient, setup_context=_save)
 
 
 # ------------------------------------------------------------------------------------------------- the C side
 
 
 class _View(ctypes.Structure):
+    """`View` in fused.c: a tensor of four dimensions."""
+
     _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 4)]
 
     @classmethod
@@ -171,19 +208,18 @@ class _View(ctypes.Structure):
         return cls(x.data_ptr(), (ctypes.c_int64 * 4)(*strides))
 
 
-_INTS = ("batch", "heads", "kv_heads", "lq", "lk", "d", "dv", "columns", "lo", "causal", "bf16", "threads", "raw",
-         "gain_vector", "seed")  # fmt: skip
-_GRADS = ("dq", "dk", "dv_", "draw_q", "draw_k")
+_SIZES = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "columns", "first_offset",
+          "causal", "bf16", "threads", "has_raw", "vector_gain", "seed")  # fmt: skip
 
 
-class _Call(ctypes.Structure):
+class _CallStruct(ctypes.Structure):
     """`Call` in fused.c, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in _INTS),
+        *((name, ctypes.c_int64) for name in _SIZES),
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
-        *((name, _View) for name in ("q", "k", "v", "raw_q", "raw_k", "out", "mask")),
+        *((name, _View) for name in (*CONTENT, "out", "mask")),
         ("q_pos", ctypes.c_void_p),
         ("k_pos", ctypes.c_void_p),
         ("q_pos_stride", ctypes.c_int64),
@@ -191,58 +227,56 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in TABLES),
         *((f"{name}_heads", ctypes.c_int64) for name in TABLES),
         ("lse", ctypes.c_void_p),
-        *((name, _View) for name in ("grad", *_GRADS)),
+        *((name, _View) for name in ("grad", *(f"d{name}" for name in CONTENT))),
         *((f"d{name}", ctypes.c_void_p) for name in TABLES),
     ]
 
 
-class _Prepared:
-    """A `_Call`, and the tensors it points into for as long as it runs."""
+class _Kernel:
+    """A call in the form that C reads, and the tensors it points into for as long as it runs."""
 
-    def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, raw_q: Tensor | None, raw_k: Tensor | None,
-        tables: dict[str, Tensor | None], q_pos: Tensor, k_pos: Tensor, mask: Tensor | None, seed: Tensor,
-        lo: int, scale: float, causal: bool, dropout: float, out: Tensor, lse: Tensor,
-    ) -> None:  # fmt: skip
-        b, h, lq, d = q.shape
-        self.lse = lse.contiguous()
-        self.tables = {name: None if x is None else x.float().contiguous() for name, x in tables.items()}
-        self.q_pos, self.k_pos = ((x if x.stride(-1) == 1 else x.contiguous()) for x in (q_pos, k_pos))
-        self.mask = None if mask is None else mask.expand(b, h, lq, k.shape[2]).view(torch.uint8)
-        self.held = [q, k, v, raw_q, raw_k, out]
-        gain, there = self.tables["gain"], [x for x in self.tables.values() if x is not None]
-        call = self.call = _Call()
-        call.batch, call.heads, call.lq, call.d = b, h, lq, d
-        call.kv_heads, call.lk, call.dv = k.shape[1], k.shape[2], v.shape[3]
-        call.columns, call.lo = there[0].shape[1] if there else 1, lo
-        call.causal, call.bf16, call.threads = causal, q.dtype == torch.bfloat16, torch.get_num_threads()
-        call.raw, call.gain_vector = raw_q is not None, gain is not None and gain.ndim == 3
-        call.seed, call.scale, call.dropout = int(seed), scale, dropout
-        call.q, call.k, call.v, call.out = _View.of(q), _View.of(k), _View.of(v), _View.of(out)
-        call.raw_q, call.raw_k, call.mask = _View.of(raw_q), _View.of(raw_k), _View.of(self.mask)
-        call.q_pos, call.k_pos = self.q_pos.data_ptr(), self.k_pos.data_ptr()
-        call.q_pos_stride, call.k_pos_stride = (0 if b == 1 else x.stride(0) for x in (self.q_pos, self.k_pos))
-        for name, table in self.tables.items():
-            if table is not None:
-                setattr(call, name, table.data_ptr())
-                setattr(call, f"{name}_heads", table.shape[0])
-        call.lse = self.lse.data_ptr()
+    def __init__(self, call: Call, out: Tensor, lse: Tensor) -> None:
+        b, h, lq, d = call.q.shape
+        lk = call.k.shape[2]
+        lse = lse.contiguous()
+        tables = {name: x.float().contiguous() for name in TABLES if (x := getattr(call, name)) is not None}
+        q_pos, k_pos = ((x if x.stride(-1) == 1 else x.contiguous()) for x in (call.q_pos, call.k_pos))
+        mask = None if call.mask is None else call.mask.expand(b, h, lq, lk).view(torch.uint8)
+        self.held: list[Any] = [call, out, lse, tables, q_pos, k_pos, mask]
+        c = self.struct = _CallStruct()
+        c.batch, c.heads, c.queries, c.head_dim = b, h, lq, d
+        c.kv_heads, c.keys, c.value_dim = call.k.shape[1], lk, call.v.shape[3]
+        c.columns = next((x.shape[1] for x in tables.values()), 1)
+        c.first_offset, c.seed, c.scale, c.dropout = call.first_offset, int(call.seed), call.scale, call.dropout
+        c.causal, c.bf16, c.threads = call.causal, call.q.dtype == torch.bfloat16, torch.get_num_threads()
+        c.has_raw, c.vector_gain = call.raw_q is not None, call.gain is not None and call.gain.ndim == 3
+        for name in CONTENT:
+            setattr(c, name, _View.of(getattr(call, name)))
+        c.out, c.mask = _View.of(out), _View.of(mask)
+        c.q_pos, c.k_pos = q_pos.data_ptr(), k_pos.data_ptr()
+        c.q_pos_stride, c.k_pos_stride = (0 if b == 1 else x.stride(0) for x in (q_pos, k_pos))
+        for name, table in tables.items():
+            setattr(c, name, table.data_ptr())
+            setattr(c, f"{name}_heads", table.shape[0])
+        c.lse = lse.data_ptr()
 
-    def backward(self, grad: Tensor, grads: list[Tensor]) -> None:
+    def set_gradients(self, grad: Tensor, grads: dict[str, Tensor]) -> None:
+        """`grad` is that of the output; the kernel writes into `grads`, but for those that are empty."""
         grad = grad.float()
-        self.held += [grad, *grads]
-        self.call.grad = _View.of(grad)
-        for name, x in zip(_GRADS, grads[:5], strict=True):
-            setattr(self.call, name, _View.of(x if x.numel() else None))
-        for name, x in zip(TABLES, grads[5:], strict=True):
-            setattr(self.call, f"d{name}", x.data_ptr() if x.numel() else None)
+        self.held += [grad, grads]
+        self.struct.grad = _View.of(grad)
+        for name in CONTENT:
+            setattr(self.struct, f"d{name}", _View.of(grads[name] if grads[name].numel() else None))
+        for name in TABLES:
+            setattr(self.struct, f"d{name}", grads[name].data_ptr() if grads[name].numel() else None)
 
     def run(self, name: str) -> None:
+        """Runs a function of the library on the call."""
         library = build().library
         if library is None:
             raise RuntimeError(f"the fused kernel is not there: {build().why}")
         library.locant_call_size.restype = ctypes.c_int64
-        if library.locant_call_size() != ctypes.sizeof(_Call):
-            raise RuntimeError("fused.c and fused.py do not agree on what a call is; the installation is broken")
-        if getattr(library, name)(ctypes.byref(self.call)) != 0:
-            raise MemoryError(f"the fused kernel could not get the memory it needs for {self.call.lk} keys")
+        if library.locant_call_size() != ctypes.sizeof(_CallStruct):
+            raise RuntimeError("fused.c and fused.py disagree about the fields of a call; install locant again")
+        if getattr(library, name)(ctypes.byref(self.struct)) != 0:
+            raise MemoryError(f"the fused kernel could not allocate the memory it needs for {self.struct.keys} keys")

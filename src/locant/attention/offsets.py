@@ -1,4 +1,4 @@
-"""The offsets r = key position − query position of a call, and which column of a table belongs to which pair."""
+"""The offsets r = key position − query position of a call, and the column of a table for each pair."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Offsets:
-    """The offsets r of a call, and for every (query, key) the column of its own: r[column] = k_pos − q_pos."""
+    """The offsets r of a call, and for every (query, key) its column: r[column] = k_pos − q_pos.
 
-    lo: int  # the first
+    Consecutive offsets are lo … lo + count − 1, and `listed` and `inverse` are None.
+    """
+
+    lo: int  # the first offset
     count: int
     device: torch.device
-    listed: Tensor | None = None  # [R] where they are not consecutive
-    inverse: Tensor | None = None  # [B or 1, Lq, Lk], the column of every pair, then
+    listed: Tensor | None = None  # [R], the offsets if they are not consecutive
+    inverse: Tensor | None = None  # [B or 1, Lq, Lk], the column of every pair if they are not consecutive
 
     @property
     def r(self) -> Tensor:
-        """[R]; not beyond the reach of the scheme"""
+        """All offsets, [R]; none beyond the reach of the scheme."""
         return torch.arange(self.lo, self.lo + self.count, device=self.device) if self.listed is None else self.listed
 
     def columns(self, q_pos: Tensor, k_pos: Tensor, rows: slice) -> Tensor:
-        """[B or 1, rows, Lk]"""
+        """The column of every pair of these query rows, [B or 1, rows, Lk]."""
         if self.inverse is not None:
             return self.inverse[:, rows]
         return (k_pos[:, None, :] - q_pos[:, rows, None] - self.lo).clamp(0, self.count - 1)
@@ -33,17 +36,19 @@ class Offsets:
 def find_offsets(
     positions: tuple[Tensor, Tensor] | None, lq: int, lk: int, device: torch.device, reach: int | None
 ) -> Offsets:
+    """The offsets of a call. Positions that are None are consecutive: keys 0 … lk−1, queries the last lq."""
+
     def between(lo: int, hi: int) -> Offsets:
-        if reach is not None:  # nothing changes beyond it: `columns` takes the last column there
+        if reach is not None:  # terms do not change beyond it: `columns` takes the last column there
             lo, hi = (torch.sym_min(torch.sym_max(x, -reach), reach) for x in (lo, hi))
         return Offsets(lo, hi + 1 - lo, device)
 
-    if positions is None or lq == 0:  # known without looking at the values
+    if positions is None or lq == 0:  # no values to read
         return between(1 - lk, lq - 1 if lq else 1 - lk)
     q_pos, k_pos = positions
     if torch.compiler.is_compiling() and reach is not None:
         return between(-reach, reach)
-    if torch.compiler.is_compiling():  # compiled code cannot look at the values: a column for every pair
+    if torch.compiler.is_compiling():  # compiled code has no values: a column for every pair
         r = k_pos[:, None, :] - q_pos[:, :, None]
         return Offsets(0, r.numel(), device, r.flatten(), torch.arange(r.numel(), device=device).view(r.shape))
     lo = int((k_pos.amin(-1) - q_pos.amax(-1)).min())

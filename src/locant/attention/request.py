@@ -1,4 +1,4 @@
-"""One call of `attend`, checked once: what every back end gets.
+"""`Request`: one call of `attend`, checked once. Every back end computes from it.
 
 Shapes: q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], positions [B or 1, L].
 """
@@ -12,23 +12,27 @@ import torch
 from torch import Tensor
 
 from locant.attention.offsets import Offsets, find_offsets
-from locant.attention.tables import FEW, tables
+from locant.attention.tables import tables
 from locant.schemes.base import Scheme
 from locant.schemes.nope import Nope
 from locant.terms import Terms
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DECODING_QUERIES = 32
+"""A call with at most this many queries, and more keys, counts as decoding."""
 
 
 @dataclass(frozen=True)
 class Request:
+    """Checked arguments of `attend`, with the terms of the scheme for their offsets."""
+
     q: Tensor
     k: Tensor
     v: Tensor
     scheme: Scheme
-    terms: Terms  # columns are those of `offsets`; score is folded into bias
+    terms: Terms  # one column for each of `offsets`; score is already added to bias
     offsets: Offsets
-    positions: tuple[Tensor, Tensor] | None  # of the queries and the keys; None for 0 … Lk−1 and the last Lq of them
+    positions: tuple[Tensor, Tensor] | None  # of queries and keys; None if keys are 0 … Lk−1, queries the last Lq
     mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]; True = may attend
     causal: bool
     scale: float
@@ -37,23 +41,31 @@ class Request:
 
     @property
     def consecutive(self) -> bool:
+        """Whether the caller gave no positions: keys are 0 … Lk−1 and queries the last Lq of them."""
         return self.positions is None
 
     @property
+    def decoding(self) -> bool:
+        """Whether there are few queries, and more keys: a step with a cache."""
+        return _decoding(self.q.shape[2], self.k.shape[2])
+
+    @property
     def k_pos(self) -> Tensor:
+        """[B or 1, Lk]"""
         return (
             torch.arange(self.k.shape[2], device=self.k.device)[None] if self.positions is None else self.positions[1]
         )
 
     @property
     def q_pos(self) -> Tensor:
+        """[B or 1, Lq]"""
         if self.positions is None:  # the last of the keys, as in decoding with a cache
             return self.k_pos[:, self.k.shape[2] - self.q.shape[2] :]
         return self.positions[0]
 
     def turned(self) -> tuple[Tensor, Tensor]:
-        """Queries and keys of the content product."""
-        if type(self.scheme).rotate is Scheme.rotate:
+        """Queries and keys of the content product: rotated by the scheme, if it rotates."""
+        if not self.scheme.rotates:
             return self.q, self.k
         return self.scheme.rotate(self.q, self.k, self.q_pos, self.k_pos)
 
@@ -87,7 +99,7 @@ def prepare(
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> Request:
-    """Checks the arguments of `attend` and builds the terms."""
+    """The request for a call of `attend`: checks the arguments and computes the terms of the scheme."""
     if scheme is None:
         scheme = Nope()
     if not isinstance(scheme, Scheme):
@@ -97,19 +109,17 @@ def prepare(
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {causal!r}")
     if scale is not None and (not isinstance(scale, (int, float)) or not math.isfinite(scale)):
-        raise TypeError(f"scale must be a finite number, got {scale!r}; a learned scale belongs into q")
+        raise TypeError(f"scale must be a finite number, got {scale!r}; multiply q by a scale that is learned")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
     b, _, lq, d = q.shape
     lk = k.shape[2]
-
     _check_dimensions(scheme, q)
-
     positions = _positions(q_pos, k_pos, b, lq, lk, q.device)
     offsets = find_offsets(positions, lq, lk, q.device, scheme.reach)
     scale = scheme.scale(d) if scale is None else float(scale)
     wide = torch.promote_types(q.dtype, torch.float32)
-    terms = tables(scheme, offsets, wide, decoding=lq <= FEW and lq < lk)
+    terms = tables(scheme, offsets, wide, decoding=_decoding(lq, lk))
     terms = _check_terms(terms, scheme, q, v, offsets.count).to(wide)
     if terms.score is not None:
         inside = scale * terms.score
@@ -120,8 +130,12 @@ def prepare(
     )  # fmt: skip
 
 
+def _decoding(lq: int, lk: int) -> bool:
+    return lq <= DECODING_QUERIES and lq < lk
+
+
 def _check_dimensions(scheme: Scheme, q: Tensor) -> None:
-    """A scheme that was built for another model, before it fails in its own words or, worse, broadcasts."""
+    """ValueError if the scheme was built for another model: its tables could broadcast without an error."""
     for dim, what, size in (("n_heads", "{} heads", q.shape[1]), ("head_dim", "head size {}", q.shape[3])):
         built = getattr(scheme, dim, size)
         if built != size:
@@ -129,7 +143,7 @@ def _check_dimensions(scheme: Scheme, q: Tensor) -> None:
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    def shapes() -> str:  # written only when it is read: compiled code has no numbers to write
+    def shapes() -> str:  # a function, because sizes are symbols while torch.compile traces
         return f"got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}"
 
     if not (q.ndim == k.ndim == v.ndim == 4):
@@ -155,7 +169,7 @@ def _positions(
     q_pos: Tensor | None, k_pos: Tensor | None, b: int, lq: int, lk: int, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     if q_pos is None and lq > lk:
-        raise ValueError(f"{lq} queries for {lk} keys: where are they? pass q_pos and k_pos")
+        raise ValueError(f"cannot infer positions for {lq} queries over {lk} keys; pass q_pos and k_pos")
     if q_pos is None and k_pos is None:
         return None
     if q_pos is not None:
@@ -165,7 +179,7 @@ def _positions(
     if k_pos is None:
         assert q_pos is not None
         if lq != lk:
-            raise ValueError(f"q_pos alone does not say where the {lk} keys are (there are {lq} queries); pass k_pos")
+            raise ValueError(f"cannot infer positions of {lk} keys from q_pos for {lq} queries; pass k_pos as well")
         k_pos = q_pos
     if q_pos is None:
         q_pos = k_pos[:, lk - lq :]  # the queries are the last of the keys, as in decoding with a cache
@@ -176,7 +190,7 @@ def _check_positions(name: str, pos: Tensor, b: int, length: int, device: torch.
     if not isinstance(pos, Tensor):
         raise TypeError(f"{name} must be a tensor of integers, got {type(pos).__name__}")
     if pos.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        raise TypeError(f"{name} must hold integers, got {pos.dtype}; positions between tokens do not exist")
+        raise TypeError(f"{name} must hold integers, got {pos.dtype}; use {name}.long()")
     if pos.ndim not in (1, 2) or pos.shape[-1] != length or (pos.ndim == 2 and pos.shape[0] != 1 and pos.shape[0] != b):
         raise ValueError(f"{name} must be [{length}], or [{b}, {length}] with a row per sequence; got {_shape(pos)}")
     if pos.device != device:
@@ -192,7 +206,7 @@ def _check_terms(terms: Terms, scheme: Scheme, q: Tensor, v: Tensor, n: int) -> 
         size = v.shape[3] if name == "value" else d
         if table.ndim < 2 or table.shape[1] != n:
             raise ValueError(f"{scheme}: {name} must have a column for each of the {n} offsets, got {_shape(table)}")
-        if table.shape[0] != 1 and table.shape[0] != h:  # compiled: `in` does not see symbolic sizes
+        if table.shape[0] != 1 and table.shape[0] != h:  # `in` does not work on symbolic sizes
             raise ValueError(f"{scheme}: {name} must be for 1 head (shared) or {h}, got {_shape(table)}")
         vector = name in ("query", "key", "value") or (name == "gain" and table.ndim == 3)
         if table.ndim != (3 if vector else 2):
@@ -208,7 +222,7 @@ def _check_terms(terms: Terms, scheme: Scheme, q: Tensor, v: Tensor, n: int) -> 
 
 
 def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
-    """[B or 1, H or 1, Lq or 1, Lk or 1]"""
+    """The mask as [B or 1, H or 1, Lq or 1, Lk]."""
     if mask is None:
         return None
     b, h, lq, _ = q.shape

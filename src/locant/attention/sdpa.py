@@ -1,12 +1,13 @@
-"""PyTorch's `scaled_dot_product_attention`, with the terms folded into its mask.
+"""PyTorch's `scaled_dot_product_attention`, with the terms in its mask.
 
-It takes whatever is added to the logits (bias, query, key, pair) and refuses, by name, what is not: a gain multiplies
-the content product, a value term changes what is summed, and the kernel does not return weights.
+The mask holds every term that is added to the logits (bias, query, key, pair). It cannot hold a gain, which multiplies
+the content product, or a value term, which changes the sum over values; and the kernel does not return weights.
 
 A bias alone, over consecutive positions, is a Toeplitz matrix, b[j − i + Lq − 1], and needs no memory of its own: with
-the queries in reverse order it is b[i' + j], which is a view of b with strides (1, 1). The kernel takes the view as it
-is. Causality is −∞ in b; padding cuts keys off. The kernel has no gradient for a mask, and with one that wants it
-PyTorch falls back to its slowest way; so the kernel is told that b wants none, and `BiasGradient` works it out beside.
+the queries in reverse order it is b[i' + j], which is a view of b with strides (1, 1). The kernel reads the view
+directly. Causality is −∞ in b; padding removes keys. The kernel has no gradient for a mask, and PyTorch falls back to
+its slowest implementation if a mask requires one. So the kernel gets b detached, and `BiasGradient` computes the
+gradient of b.
 """
 
 from __future__ import annotations
@@ -20,37 +21,13 @@ from torch.autograd.function import once_differentiable
 
 from locant.attention.eager import added_logits, in_full
 from locant.attention.request import Request
-from locant.attention.tables import FEW
 
 ROWS = 2**22
-"""The most logits that the gradient of a bias looks at at a time."""
-
-
-def unsupported(request: Request) -> str | None:
-    cannot = [name for name in ("gain", "value") if name in request.terms.used()]
-    if cannot:
-        return f"{request.scheme} uses {' and '.join(cannot)}, which do not fit into a mask"
-    if request.need_weights:
-        return "it does not return weights (need_weights=True)"
-    return None
-
-
-def for_free(request: Request) -> bool:
-    """Positions cost this back end little: no terms and no mask to write out, or a bias for a few queries, or one for a
-    single sequence that is read as a whole (more of them, training and causality are better off elsewhere)."""
-    if unsupported(request) is not None or request.terms.used() not in ((), ("bias",)):
-        return False
-    lq, lk = request.q.shape[2], request.k.shape[2]
-    if lq <= FEW and lq < lk:
-        return True
-    if request.terms.used() and request.q.shape[0] == 1 and request.consecutive and request.q.device.type == "cpu":
-        return not request.causal and request.mask is None and not torch.is_grad_enabled()
-    return (
-        not request.terms.used() and request.mask is None and (not request.causal or (request.consecutive and lq == lk))
-    )
+"""The gradient of a bias is computed from at most this many logits at a time."""
 
 
 def attend(request: Request) -> tuple[Tensor, None]:
+    """The output [B, H, Lq, Dv] in the dtype of q, and None: the kernel returns no weights."""
     q, k = request.turned()
     v = request.v.to(q.dtype)  # rotate may widen
     band, spans = _band(request), _spans(request)
@@ -60,13 +37,14 @@ def attend(request: Request) -> tuple[Tensor, None]:
 
 
 def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """With a mask that has a number for every pair, [B, H, Lq, Lk]."""
     lq, lk = q.shape[2], k.shape[2]
     added = None
     if request.terms.used():
         full_q, full_k, _ = in_full(request)
         added = added_logits(request, slice(None), full_q, full_k)
         if added is not None and q.dtype == torch.float64:
-            added = added.double()  # the kernel takes float32 masks for every dtype but this
+            added = added.double()  # the kernel takes float32 masks for every dtype except float64
 
     # The kernel's own causal mask counts from the first key: right only where query i and key i are the same token.
     by_index = request.causal and request.consecutive and lq == lk and request.mask is None and added is None
@@ -88,7 +66,10 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _attend_band(
     request: Request, q: Tensor, k: Tensor, v: Tensor, band: Tensor, spans: list[tuple[slice, int, int]]
 ) -> Tensor:
-    """`band` [H, Lq + Lk − 1] as a strided view, for each group of rows that see the keys first … end − 1."""
+    """With a mask that is a strided view of `band` [H, Lq + Lk − 1].
+
+    `spans` are (sequences, first, end): these sequences of the batch see the keys first … end − 1.
+    """
     h, lq, outs = q.shape[1], q.shape[2], []
     q = q.flip(2) if lq > 1 else q
     for rows, first, end in spans:
@@ -105,13 +86,13 @@ def _attend_band(
 
 
 class BiasGradient(torch.autograd.Function):
-    """Passes attention's output on, and gives the gradient of the bias that the kernel was told nothing of.
+    """Returns the output of attention unchanged; its backward adds the gradient of the bias, which the kernel lacks.
 
     With logits S_ij = scale · q_i·k_j + b[i + j] (queries in reverse order), weights P, output O and its gradient G:
 
         dS = P · (G vᵀ − rowsum(G · O))        db[c] = Σ_{i + j = c} dS_ij
 
-    worked out for a slice of the rows at a time, so that memory stays linear in the length.
+    It is computed for a slice of the rows at a time, so that memory stays linear in the length.
     """
 
     @staticmethod
@@ -139,7 +120,7 @@ class BiasGradient(torch.autograd.Function):
             pull = g @ v.mT  # [B, H, rows, keys]
             pull -= (g * out[:, :, rows].to(wide)).sum(-1, keepdim=True)
             change = pull.mul_(weights).sum(0)  # [H, rows, keys]
-            # Rows one longer than they are read: every row lies one place further to the right than the one before.
+            # Rows are stored one longer than they are read: each lies one place further right than the one before.
             skewed = F.pad(change, (0, length)).flatten(1)[:, : length * (n + length - 1)]
             total[:, start : rows.stop + n - 1] += skewed.view(h, length, n + length - 1).sum(1)
         if band.shape[0] == 1:
@@ -161,13 +142,13 @@ def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
 
 
 def _band(request: Request) -> Tensor | None:
-    """The bias over j − i + Lq − 1, −∞ where causality forbids; None where it is not all there is, or not a view."""
+    """The bias over j − i + Lq − 1, −∞ in the future if causal; None if a view of it cannot be the whole mask."""
     bias = request.terms.bias
     if bias is None or request.terms.used() != ("bias",):
         return None
     trained = bias.requires_grad and torch.is_grad_enabled()
     if trained and (request.dropout or torch.compiler.is_compiling()):
-        return None  # which weights were dropped is not known; loops over a symbolic length do not compile
+        return None  # the gradient would need the dropped weights; loops over a symbolic length do not compile
     if not request.consecutive and not _in_step(request):
         return None
     lq, lk = request.q.shape[2], request.k.shape[2]
@@ -178,8 +159,8 @@ def _band(request: Request) -> Tensor | None:
         before, after = min(max(lo - first, 0), n), min(max(first + n - 1 - hi, 0), n)
         within = bias[:, max(first - lo, 0) : max(first + n - lo, 0)]
         bias = torch.cat([bias[:, :1].expand(-1, before), within, bias[:, -1:].expand(-1, after)], dim=1)[:, :n]
-    if request.causal and first + n - 1 > 0:  # else there is no future
-        if first + lq - 1 > 0:  # the first query would see nothing
+    if request.causal and first + n - 1 > 0:  # some key is later than some query
+        if first + lq - 1 > 0:  # the first query would see no key
             return None
         future = torch.arange(first, first + n, device=bias.device) > 0
         bias = bias.masked_fill(future, -torch.inf)
@@ -187,7 +168,7 @@ def _band(request: Request) -> Tensor | None:
 
 
 def _in_step(request: Request) -> bool:
-    """Positions go up by one from token to token, and the keys are as far from the queries in every sequence."""
+    """Whether positions go up by one, and the distance of keys and queries is the same in every sequence."""
     if torch.compiler.is_compiling() or request.offsets.inverse is not None:
         return False
     q_pos, k_pos = request.q_pos, request.k_pos
@@ -196,7 +177,7 @@ def _in_step(request: Request) -> bool:
 
 
 def _spans(request: Request) -> list[tuple[slice, int, int]] | None:
-    """Groups of rows with the keys they see, first … end − 1; None if a mask is more than padding on either side."""
+    """Groups of sequences with the keys they see, first … end − 1; None if the mask is not padding at the ends."""
     b, lk = request.q.shape[0], request.k.shape[2]
     mask = request.mask
     if mask is None:
@@ -207,9 +188,9 @@ def _spans(request: Request) -> list[tuple[slice, int, int]] | None:
     keys = mask[:, 0, 0].expand(b, lk)
     counts, firsts = keys.sum(-1).tolist(), keys.int().argmax(-1).tolist()
     for row, (count, first) in enumerate(zip(counts, firsts, strict=True)):
-        if count == 0 or not bool(keys[row, first : first + count].all()):  # nothing but padding, or holes
+        if count == 0 or not bool(keys[row, first : first + count].all()):  # only padding, or a gap
             return None
-        if request.causal and first > 0:  # queries before the first key would see nothing
+        if request.causal and first > 0:  # queries before the first key would see no key
             return None
         spans.append((slice(row, row + 1), first, first + count))
     if all(span[1:] == spans[0][1:] for span in spans):

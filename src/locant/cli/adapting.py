@@ -11,11 +11,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-import locant
 from locant.adaptation import adapting, sample, scores
 from locant.cli.terminal import console
 from locant.experiments.run import quiet
-from locant.report.adaptation import draw
+from locant.hf import load
+from locant.report.adaptation import draw_adaptation
 
 
 def adapt(
@@ -27,7 +27,7 @@ def adapt(
     if not text.exists():
         raise FileNotFoundError(f"there is no file or folder {text}")
     lines = sample.pieces(text)
-    loaded = locant.load(model)
+    loaded = load(model)
     if loaded.dtype in (torch.bfloat16, torch.float16):
         loaded.float()  # small steps are lost in half precision
     readable = sample.longest(loaded, length)
@@ -63,7 +63,7 @@ def _conclude(done: Any, out: Path) -> None:
         console.print(escape(notice), highlight=False)
     console.print(_table(done))
     if find_spec("matplotlib") is not None:
-        draw(done, out / "heads.png")
+        draw_adaptation(done, out / "heads.png")
         console.print(f"heads before and after: {out / 'heads.png'}", markup=False, highlight=False)
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
 

@@ -11,14 +11,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedConfig
 
-import locant
 from locant.analysis import inspection
-from locant.analysis.text import default_text, read_text, usable
+from locant.analysis.text import default_text, usable
 from locant.cli.terminal import console
-from locant.hf import memory
+from locant.hf import load, memory, native, swapping
 from locant.hf.plan import ANY_LENGTH
-from locant.report import page
-from locant.report.inspection import report
+from locant.report.inspection import inspection_page
+from locant.report.page import write_page
+from locant.report.side_by_side import side_by_side
+from locant.runs import text_source
 
 
 def inspect(model: str, text: Path | None, out: Path, compare: str | None) -> None:
@@ -32,9 +33,9 @@ def inspect(model: str, text: Path | None, out: Path, compare: str | None) -> No
     names = [model] if compare is None else [model, compare]
     for name in names:
         _check_model(name)
-    reports = [report(_inspected(name, words)) for name in names]
-    whole = reports[0] if len(reports) == 1 else page.side_by_side(reports[0], reports[1])
-    page.write(whole, out, csv_folder=tables)
+    reports = [inspection_page(_inspected(name, words)) for name in names]
+    whole = reports[0] if len(reports) == 1 else side_by_side(reports[0], reports[1])
+    write_page(whole, out, csv_folder=tables)
     for each in reports:
         console.print(f"\n[bold]{escape(each.title)}[/]")
         for sentence in each.verdict:
@@ -45,7 +46,7 @@ def inspect(model: str, text: Path | None, out: Path, compare: str | None) -> No
 
 
 def _read(path: Path) -> str:
-    words = read_text(path)
+    words = text_source.read(path)
     if not words.strip():
         raise ValueError(f"{path} is empty; name a file with text")
     return words
@@ -86,7 +87,7 @@ def _check_model(name: str) -> None:
 def _inspected(name: str, words: str | None) -> inspection.Inspection:
     """Runs all stages of an inspection on one model, with a progress bar."""
     part = memory.part_that_fits(name)
-    loaded = locant.load(name, layers=None if part is None else part.layers)
+    loaded = load(name, layers=None if part is None else part.layers)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, ImportError):
@@ -114,9 +115,9 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     """Gives a model another position scheme, saves it with its tokenizer, and prints what changed."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; name another folder")
-    loaded = locant.load(model)
-    before = (locant.native(loaded), loaded.num_parameters(), getattr(loaded.config, "max_position_embeddings", None))
-    locant.swap(loaded, spec, keep_native=keep_native, impl=impl)
+    loaded = load(model)
+    before = (native(loaded), loaded.num_parameters(), getattr(loaded.config, "max_position_embeddings", None))
+    swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
     loaded.save_pretrained(out)
     _save_tokenizer(model, loaded, out)
     plan: Any = loaded.locant_plan

@@ -13,7 +13,7 @@ from locant import testing
 from locant.analysis import properties
 from locant.analysis.curve import curves
 from locant.cli.terminal import MARKS, console
-from locant.report.curve import draw, in_terminal, write_csv
+from locant.report.curve import draw_curves, plot_curve, write_curves
 from locant.schemes import SCHEMES, Scheme
 from locant.schemes.base import DIMS
 from locant.spec import scheme
@@ -80,11 +80,11 @@ def curve(specs: list[str], out: Path, reach: int, heads: int, width: int, seed:
         return
     out = out if out.suffix else out.with_suffix(".png")
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw(found, out)
-    write_csv(found, out.with_suffix(".csv"))
+    draw_curves(found, out)
+    write_curves(found, out.with_suffix(".csv"))
     for line in found:
         console.print(f"{line.spec}: {line.what}", markup=False, highlight=False)
-        console.print(in_terminal(line, width=min(console.width, 76)), highlight=False, markup=False)
+        console.print(plot_curve(line, width=min(console.width, 76)), highlight=False, markup=False)
     console.print(f"picture: {out}\nnumbers: {out.with_suffix('.csv')}", markup=False, highlight=False)
 
 

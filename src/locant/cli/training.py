@@ -14,12 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from locant.cli.terminal import console
 from locant.experiments import arms, comparison, results, workers
-from locant.experiments import preset as presets
 from locant.experiments.comparison import Comparison
-from locant.experiments.results import Outcome, outcome
-from locant.experiments.run import Run
-from locant.experiments.tasks import task as find_task
-from locant.report.comparison import terminal, write
+from locant.experiments.presets import find_preset
+from locant.experiments.results import RunResult, outcome
+from locant.experiments.tasks import find_task
+from locant.experiments.work import Run
+from locant.report.comparison import write_comparison_page
+from locant.report.comparison.terminal import terminal_table
 from locant.runs.budget import Budget
 
 
@@ -30,11 +31,11 @@ def compare(
     """Trains a model with each scheme and seed, prints a table and writes a page."""
     wanted = None if budget is None else Budget.parse(budget)
     specs = arms.specs(schemes)
-    pool = _pool(ray, presets.preset(preset, find_task(task).presets).threads)
+    pool = _pool(ray, find_preset(preset, find_task(task).presets).threads)
     with console.status("preparing") as status:
         found = comparison.begin(
             out, task=task, schemes=specs, data=data, model=model, seeds=range(seeds), budget=wanted,
-            preset=preset, calibrate=pool.seconds_of_a_step, say=status.update,
+            preset=preset, calibrate=pool.seconds_of_a_step, check=pool.check, progress=status.update,
         )  # fmt: skip
     seeded = "1 seed" if len(found.seeds) == 1 else f"{len(found.seeds)} seeds"
     what = f"{task}: {len(found.schemes)} schemes × {seeded}, {found.work.steps:,} steps each; {found.about}"
@@ -68,9 +69,11 @@ def _one(
         "preset": preset, "baseline": False,
     }  # fmt: skip
     if processes == 1:
-        pool = workers.Local(presets.preset(preset, find_task(task).presets).threads)
+        pool = workers.LocalWorkers(find_preset(preset, find_task(task).presets).threads)
         with console.status("preparing") as status:
-            found = comparison.begin(out, **arguments, calibrate=pool.seconds_of_a_step, say=status.update)
+            found = comparison.begin(
+                out, **arguments, calibrate=pool.seconds_of_a_step, check=pool.check, progress=status.update
+            )
         run = Run(found.work, scheme, seed)
         _follow(out, comparison.only(found, run), pool)
         _end(out, run)
@@ -84,7 +87,7 @@ def _one(
         found = comparison.begin(out, **arguments, calibrate=lambda *_: 0.0)
     run = Run(found.work, scheme, seed)
     first = state.is_main_process  # read before the run, which ends the process group
-    workers.do(run, comparison.where(out, run), out / comparison.DATA)
+    workers.do_run(run, comparison.where(out, run), out / comparison.DATA)
     if first:
         _end(out, run)
 
@@ -102,10 +105,10 @@ def _end(out: Path, run: Run) -> None:
 def _pool(ray: str | None, threads: int) -> Any:
     """Returns the processes that execute runs: of this machine, or of a Ray cluster."""
     if ray is None:
-        return workers.Local(threads)
-    from locant.experiments.ray_cluster import Ray
+        return workers.LocalWorkers(threads)
+    from locant.experiments.ray_cluster import RayCluster
 
-    return Ray(ray, threads)
+    return RayCluster(ray, threads)
 
 
 def _follow(out: Path, found: Comparison, pool: Any) -> None:
@@ -149,7 +152,7 @@ def _runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def _line(each: Outcome) -> str:
+def _line(each: RunResult) -> str:
     """Returns the line about a run that has ended."""
     name = escape(f"{each.run.scheme}, seed {each.run.seed}")
     if each.state == "failed":
@@ -163,7 +166,7 @@ def _line(each: Outcome) -> str:
 
 def _write_page(out: Path) -> Path | None:
     try:
-        return write(out)
+        return write_comparison_page(out)
     except OSError as problem:  # a full disk does not stop the runs
         console.print(f"[yellow]the page could not be written:[/] {escape(str(problem))}")
         return None
@@ -172,7 +175,7 @@ def _write_page(out: Path) -> Path | None:
 def _conclude(out: Path, found: Comparison) -> None:
     """Prints the table, writes the page, and exits with code 1 if no run has finished."""
     rows = results.table(found, results.outcomes(out, found))
-    console.print(terminal(found, rows, results.sentences(found, rows), console.width))
+    console.print(terminal_table(found, rows, results.sentences(found, rows), console.width))
     path = _write_page(out)
     if path is not None:
         console.print(f"page: {path}\ntables: {path.parent / 'csv'}", markup=False, highlight=False)

@@ -1,6 +1,7 @@
-"""The models we know: where their layers are, how positions get in, how tokens are numbered by default.
+"""The families of models that can be swapped. Add a family here: one record in FAMILIES.
 
-One record per family. What is not listed is tried by a generic rule (`family_of`), and refused by name if none fits.
+A record holds where the layers are, how positions enter, and how the model numbers tokens without position_ids. For a
+model that is not listed `family_of` tries generic rules; if none fits, the model is refused by name.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from locant.hf.mechanisms import (
 
 
 def by_index(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | None:
-    """0, 1, 2, …, padding or not."""
+    """Numbers tokens 0, 1, 2, …, padding included."""
     return None
 
 
 def by_token(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | None:
-    """RoBERTa: padding tokens are not counted, wherever they are; they stand where their index is."""
+    """RoBERTa: padding tokens are not counted, wherever they are; their own position is their index."""
     ids = given.get("input_ids")
     if ids is None:
         return None
@@ -44,7 +45,7 @@ def by_token(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | 
 
 
 def by_mask(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | None:
-    """OPT: masked tokens are not counted (they get −1)."""
+    """OPT: masked tokens are not counted; their own position is −1."""
     mask = given.get("attention_mask")
     if mask is None or mask.ndim != 2:
         return None
@@ -58,7 +59,7 @@ def whole(base: nn.Module) -> list[str]:
 
 
 def two_stacks(base: nn.Module) -> list[str]:
-    """Encoder and decoder; one of them by itself is one stack."""
+    """Encoder and decoder; either of them alone is one stack."""
     return [name for name in ("encoder", "decoder") if isinstance(getattr(base, name, None), nn.Module)] or [""]
 
 
@@ -72,13 +73,15 @@ class Seam:
 
 @dataclass(frozen=True)
 class Family:
+    """How one family of models handles positions."""
+
     mechanism: Mechanism
     stacks: Callable[[nn.Module], list[str]] = whole
     count: Callable[[nn.Module, Mapping[str, Any], Any], Tensor | None] = by_index
     shift: Callable[[nn.Module], int] = lambda stack: 0
-    """What the caller's position_ids begin at."""
+    """The number that the caller's position_ids start at."""
     seam: Seam | None = None
-    """For models whose attention does not go through transformers' interface by itself."""
+    """For models whose attention does not go through transformers' attention interface."""
 
 
 BERT = Family(Table("embeddings.position_embeddings"))
@@ -113,7 +116,7 @@ FAMILIES: dict[str, Family] = {
     "vit": Family(Patches()),
 }
 
-OUTSIDE = "its attention does not go through transformers' attention interface, so that no scheme would be used"
+OUTSIDE = "its attention does not go through transformers' attention interface, so it would ignore the scheme"
 REFUSED: dict[str, str] = {
     "bloom": OUTSIDE,
     "mpt": OUTSIDE,
@@ -125,7 +128,7 @@ REFUSED: dict[str, str] = {
 
 
 def family_of(model: PreTrainedModel) -> Family:
-    """The record of a model, or a rule that fits it; NotImplementedError with the reason if there is neither."""
+    """Returns the record of a model's family, or of a generic rule that fits; otherwise NotImplementedError."""
     kind = model.config.model_type
     if kind in REFUSED:
         raise NotImplementedError(f"{kind} models cannot be swapped: {REFUSED[kind]}")
@@ -140,10 +143,10 @@ def family_of(model: PreTrainedModel) -> Family:
             padding: Any = base.get_submodule(path).padding_idx
             if padding is None:
                 return Family(Table(path))
-            if padding == model.config.pad_token_id:  # as in RoBERTa, tokens are counted from the row after it
+            if padding == model.config.pad_token_id:  # as in RoBERTa: tokens are counted from the row after padding
                 after = TableAfterPadding(path)
                 return Family(after, count=by_token, shift=after.first)
     raise NotImplementedError(
-        f"{kind} models are not known to locant, and no rule fits: there is neither rotary_emb nor a table of "
-        f"positions where one is expected. Known: {', '.join(FAMILIES)}"
+        f"locant does not know {kind} models, and no generic rule fits: the model has neither rotary_emb nor a table "
+        f"of positions in a known place. Known families: {', '.join(FAMILIES)}"
     )

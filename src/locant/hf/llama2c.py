@@ -2,10 +2,10 @@
 
     header     7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (< 0: own output weights), seq_len
     weights    float32, layer by layer within each kind: embeddings, norms and projections, the last norm, two tables of
-               rotary cosines and sines that nobody needs, and the output weights if they are not the embeddings
+               rotary cosines and sines (unused), and the output weights if they are not the embeddings
     tokenizer  int32 longest token; of each token a float32 score, its length and its bytes
 
-Rotary pairs are neighbours there and half a head apart in transformers: rows of wq and wk change places.
+Rotary pairs are neighbours there and half a head apart in transformers, so the rows of wq and wk are permuted.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 HEADER = struct.Struct("7i")
 FIRST_BYTE = 3
-"""Of the tokenizer: before the 256 bytes there are the unknown token, the begin and the end."""
+"""Token of byte 0. Before the 256 bytes stand the unknown token, the start and the end."""
 
 
 def load(path: Path | str, tokenizer: Path | str) -> tuple[LlamaForCausalLM, Any]:
-    """A model and its tokenizer, from files as they are or packed as .xz."""
+    """Returns a model and its tokenizer, read from files that may be compressed as .xz."""
     model, words = load_model(Path(path)), load_tokenizer(Path(tokenizer))
     if len(words) != model.config.vocab_size:
         raise ValueError(
@@ -43,10 +43,10 @@ def load_model(path: Path) -> LlamaForCausalLM:
 
     data = _read(path)
     if len(data) < HEADER.size:
-        raise ValueError(f"{path} is no model of llama2.c: it has {len(data)} bytes")
+        raise ValueError(f"{path} is not a model of llama2.c: it has {len(data)} bytes")
     dim, hidden, layers, heads, kv_heads, vocabulary, length = HEADER.unpack_from(data)
     if min(dim, hidden, layers, heads, kv_heads, length) < 1 or vocabulary == 0 or dim % heads:
-        raise ValueError(f"{path} is no model of llama2.c: its header says {HEADER.unpack_from(data)}")
+        raise ValueError(f"{path} is not a model of llama2.c: its header is {HEADER.unpack_from(data)}")
     tied, vocabulary = vocabulary > 0, abs(vocabulary)
     size, kv = dim // heads, dim // heads * kv_heads
     shapes: dict[str, tuple[int, ...]] = {
@@ -58,7 +58,7 @@ def load_model(path: Path) -> LlamaForCausalLM:
     }  # fmt: skip
     expected = HEADER.size + 4 * sum(int(np.prod(shape)) for shape in shapes.values())
     if len(data) != expected:
-        raise ValueError(f"{path} has {len(data):,} bytes; by its header a model of llama2.c has {expected:,}")
+        raise ValueError(f"{path} has {len(data):,} bytes; its header implies {expected:,}")
     at, read = HEADER.size, {}
     for name, shape in shapes.items():
         count = int(np.prod(shape))
@@ -92,6 +92,7 @@ def _halves(weight: Tensor, heads: int) -> Tensor:
 
 
 def load_tokenizer(path: Path) -> Any:
+    """Returns the tokenizer in a file of llama2.c."""
     from tokenizers import Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -103,11 +104,11 @@ def load_tokenizer(path: Path) -> Any:
         pieces.append((data[at + 8 : at + 8 + count], score))
         at += 8 + count
     if at != len(data) or len(pieces) < FIRST_BYTE + 256:
-        raise ValueError(f"{path} is no tokenizer of llama2.c")
+        raise ValueError(f"{path} is not a tokenizer of llama2.c")
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     names += [piece.decode("utf-8").replace(" ", "▁") for piece, _ in pieces[len(names) :]]
     vocabulary = {name: number for number, name in enumerate(names)}
-    # A piece is made of two others where these are pieces too; those with the highest score are made first.
+    # Byte-pair merges: every split of a piece into two other pieces, the pieces with the highest score first.
     order = sorted(range(FIRST_BYTE + 256, len(names)), key=lambda number: -pieces[number][1])
     merges = [
         (names[number][:cut], names[number][cut:])

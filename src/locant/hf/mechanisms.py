@@ -1,8 +1,8 @@
-"""How positions get into the models of transformers, and how to take them out exactly.
+"""How positions enter the models of transformers, and how to remove them exactly.
 
-One class per way. Each can `silence` a stack (the module that runs the layers): put something that adds nothing in the
-place of the native positions, and put a scheme's own embedding there if there is one; and `read` what the model has as
-schemes. What was replaced is returned, so that it can be put back bit for bit.
+One class per mechanism. Each can `silence` a stack (the module that runs the layers), that is, replace the native
+positions by a module that adds nothing, or by the embedding of a scheme; and `read` the native positions as schemes.
+`silence` returns what it replaced, so that it can be restored bit for bit.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from locant.schemes import T5, Learned, Rope, Scheme
 
 @dataclass
 class Replaced:
-    """A module or parameter that was taken out of its place."""
+    """A module or parameter that was replaced, and where it was."""
 
     parent: nn.Module
     name: str
     original: Any
 
     def put_back(self) -> None:
+        """Restores the original."""
         for hooks in (self.parent._forward_pre_hooks, self.parent._forward_hooks):
             for key in [key for key, hook in hooks.items() if hook in (_put_patches, _take_patches)]:
                 del hooks[key]
         in_place = isinstance(self.original, nn.Module) and self.name in self.parent._modules
-        if hasattr(self.parent, self.name) and not in_place:  # optimizers know parameters by their order
+        if hasattr(self.parent, self.name) and not in_place:  # in place: optimizers identify parameters by their order
             delattr(self.parent, self.name)
         if self.original is not None:
             setattr(self.parent, self.name, self.original)
@@ -55,7 +56,7 @@ class Mechanism(Protocol):
     def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read: ...
 
     def width(self, stack: nn.Module) -> int:
-        """Size of the vectors that are added to the tokens."""
+        """Returns the size of the vectors that are added to the token embeddings."""
         ...
 
 
@@ -65,7 +66,7 @@ def _find(stack: nn.Module, path: str) -> tuple[nn.Module, str]:
 
 
 class Embedded(nn.Module):
-    """In the place of a table of absolute positions: what a scheme embeds, or nothing."""
+    """Replaces a table of absolute positions: adds the embedding of a scheme, or nothing."""
 
     def __init__(self, scheme: Scheme | None, native: nn.Module | None, shift: int) -> None:
         super().__init__()
@@ -74,12 +75,12 @@ class Embedded(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         ids = kwargs.get("position_ids")
         ids = args[0] if ids is None else ids
-        # A zero without dimensions changes neither the shape nor the dtype of what it is added to.
+        # Adding a zero without dimensions changes neither shape nor dtype.
         total = torch.zeros((), device=ids.device)
         if self.native is not None:
             total = total + self.native(*args, **kwargs)
         if self.scheme is not None:
-            shift = 0 if "position_ids" in kwargs else self.shift  # OPT adds its shift itself
+            shift = 0 if "position_ids" in kwargs else self.shift  # OPT adds its shift inside the table
             places = ids - shift
             embedded = self.scheme.embed(places.clamp(min=0))
             if embedded is not None:  # padding has no position
@@ -120,7 +121,7 @@ class Table:
 
 @dataclass(frozen=True)
 class TableAfterPadding(Table):
-    """RoBERTa: the rows up to the padding token's number are not used."""
+    """RoBERTa: rows up to the padding token's id are unused."""
 
     def first(self, stack: nn.Module) -> int:
         return int(stack.config.pad_token_id) + 1  # type: ignore[union-attr, arg-type]
@@ -128,7 +129,7 @@ class TableAfterPadding(Table):
 
 @dataclass(frozen=True)
 class TableAndBias(TableAfterPadding):
-    """MPNet: RoBERTa's table, and T5's biases beside it, one for all layers."""
+    """MPNet: RoBERTa's table, and one T5 bias shared by all layers."""
 
     bias: str = "encoder.relative_attention_bias"
     kind: str = "absolute and bias"
@@ -143,14 +144,16 @@ class TableAndBias(TableAfterPadding):
     def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
         weight: Any = stack.get_submodule(self.bias).weight
         if weight.shape[0] != 32:  # the model uses 32, whatever its config says
-            raise NotImplementedError(f"{type(stack).__name__} has {weight.shape[0]} buckets of offsets, and uses 32")
+            raise NotImplementedError(
+                f"{type(stack).__name__} has {weight.shape[0]} buckets of offsets, but the model uses 32"
+            )
         scheme = _t5(weight, max_distance=128, bidirectional=True)
         return Read(self.kind, _learned(self.table(stack)[self.first(stack) :]), [scheme] * len(attentions))
 
 
 @dataclass(frozen=True)
 class TableAfterTwo(Table):
-    """OPT: two rows are not used."""
+    """OPT: the first two rows are unused."""
 
     def first(self, stack: nn.Module) -> int:
         return 2
@@ -158,7 +161,7 @@ class TableAfterTwo(Table):
 
 @dataclass(frozen=True)
 class CountingTable(TableAfterTwo):
-    """BART: a table like OPT's that numbers the tokens by itself, so that it can be read and kept, but not replaced."""
+    """BART: a table like OPT's that numbers tokens itself, so it can be read and kept, but not replaced."""
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
         if keep and embed is None:
@@ -170,7 +173,7 @@ class CountingTable(TableAfterTwo):
 
 
 class EmbeddedPatches(nn.Module):
-    """The same for a model that adds its table as a parameter: what stands in its place is made before each forward."""
+    """The same for a model that adds its table as a parameter: recomputed before each forward pass."""
 
     def __init__(self, scheme: Scheme | None, native: nn.Parameter | None, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -193,7 +196,7 @@ def _put_patches(module: nn.Module, args: Any) -> None:
 
 
 def _take_patches(module: nn.Module, args: Any, output: Any) -> None:
-    module.__dict__["position_embeddings"] = torch.zeros(1)  # a tensor with a history could not be copied
+    module.__dict__["position_embeddings"] = torch.zeros(1)  # a tensor with a gradient history cannot be deep-copied
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ class Patches:
         original = self.table(stack)
         delattr(parent, name)
         parent.add_module(EMBED, EmbeddedPatches(embed, original if keep else None, tuple(original.shape[1:])))
-        parent.__dict__[name] = torch.zeros(1)  # transformers initialises it; made anew before each forward
+        parent.__dict__[name] = torch.zeros(1)  # transformers initialises it; recomputed before each forward pass
         parent.register_forward_pre_hook(_put_patches)
         parent.register_forward_hook(_take_patches)
         return [Replaced(parent, name, original), Replaced(parent, EMBED, None)]
@@ -229,7 +232,7 @@ class Patches:
 
 
 class Unturned(nn.Module):
-    """In the place of a rotary embedding: cos = 1 and sin = 0 turn nothing."""
+    """Replaces a rotary embedding: cos = 1 and sin = 0 rotate nothing."""
 
     def __init__(self, pairs: int) -> None:
         super().__init__()
@@ -245,7 +248,7 @@ class Rotary:
     """cos and sin made once per forward and applied in every layer (Llama and most since)."""
 
     path: str = "rotary_emb"
-    layout: str | None = "half"  # None: not known, so that it can be silenced but not read
+    layout: str | None = "half"  # None: unknown, so it can be silenced but not read
     kind: str = "rotary"
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
@@ -256,7 +259,10 @@ class Rotary:
 
     def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
         if self.layout is None:
-            raise NotImplementedError(f"{type(stack).__name__}: how its rotary positions pair coordinates is not known")
+            raise NotImplementedError(
+                f"cannot read the rotary positions of {type(stack).__name__}: "
+                f"locant does not know how they pair coordinates"
+            )
         rotary = stack.get_submodule(self.path)
         return Read(self.kind, None, [_rope(stack, rotary, attention, self.layout) for attention in attentions])
 
@@ -265,12 +271,12 @@ class Rotary:
 
 
 class Unbiased(nn.Module):
-    """In the place of T5's table of biases: zeros, without their memory."""
+    """Replaces T5's table of biases: zeros that take no memory."""
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
         self.n_heads = n_heads
-        self.__dict__["weight"] = torch.zeros(0)  # transformers initialises it; neither a parameter nor saved
+        self.__dict__["weight"] = torch.zeros(0)  # transformers initialises it; not a parameter, and not saved
 
     def forward(self, bucket: Tensor) -> Tensor:
         return torch.zeros((), device=bucket.device).expand(*bucket.shape, self.n_heads)
@@ -278,7 +284,7 @@ class Unbiased(nn.Module):
 
 @dataclass(frozen=True)
 class Bias:
-    """T5: a bias per head and bucket of offsets, made in the first layer and used in all."""
+    """T5: a bias per head and bucket of offsets, computed in the first layer and used in all."""
 
     path: str = "block.0.layer.0.SelfAttention.relative_attention_bias"
     kind: str = "bias"
@@ -323,7 +329,7 @@ def _learned(table: Tensor) -> Learned:
 
 
 def _t5(weight: Tensor, *, max_distance: int, bidirectional: bool) -> T5:
-    """Of a table [buckets, heads]."""
+    """The scheme of a table [buckets, heads]."""
     buckets, n_heads = weight.shape
     scheme = T5(buckets=buckets, max_distance=max_distance, bidirectional=bidirectional, n_heads=n_heads).to(weight)
     with torch.no_grad():
@@ -332,12 +338,14 @@ def _t5(weight: Tensor, *, max_distance: int, bidirectional: bool) -> T5:
 
 
 def _speeds(rotary: nn.Module, layer_type: str | None = None) -> tuple[Tensor, float]:
-    """Radians per position and the factor on cos and sin, as the model has them now."""
+    """Radians per position, and the factor on cos and sin, that the model uses now."""
     for prefix in (f"{layer_type}_", "full_attention_", ""):
         speed = getattr(rotary, f"{prefix}inv_freq", None)
         if speed is not None:
             return speed, float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
-    raise NotImplementedError(f"{type(rotary).__name__} has no inv_freq: a kind of rotary embedding not known here")
+    raise NotImplementedError(
+        f"{type(rotary).__name__} has no inv_freq: locant does not know this kind of rotary embedding"
+    )
 
 
 def _rope(stack: nn.Module, rotary: nn.Module, attention: nn.Module, layout: str) -> Rope:
@@ -371,6 +379,6 @@ def _rope(stack: nn.Module, rotary: nn.Module, attention: nn.Module, layout: str
     ours = rope.frequencies(torch.ones(1, dtype=torch.long)).flatten().to(speed)
     if not torch.allclose(ours, speed, rtol=1e-4, atol=0) or abs(rope.magnitude() - magnitude) > 1e-4:
         raise NotImplementedError(
-            f"the rotary settings {parameters} of {type(stack).__name__} cannot be read as {rope}"
+            f"the rotary settings {parameters} of {type(stack).__name__} do not give the frequencies of {rope}"
         )
     return rope

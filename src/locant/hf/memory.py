@@ -1,6 +1,6 @@
-"""Does a model fit into memory? And if not, how many of its first layers do.
+"""Whether the weights of a model fit into memory, and if not, how many of its first layers do.
 
-Weights are as large in memory as on disk: transformers opens them in the dtype they were saved in.
+Weights take as much memory as disk space: transformers opens them in the dtype they were saved in.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 SHARE = 0.8
-"""Of the free memory that weights may take; the rest is for what is computed with them."""
+"""Share of the free memory that weights may take. The rest is for activations."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Sizes in bytes. Where only the whole is known (pickled files, other frameworks) `layers` is empty."""
+    """Sizes in bytes. `layers` is empty where only the total is known (pickled files, other frameworks)."""
 
     total: int
-    layers: tuple[int, ...]  # of each layer; of an encoder-decoder both layers of one number
+    layers: tuple[int, ...]  # one entry per layer; encoder and decoder layers of the same number are added
 
 
 def weigh(name: str | Path) -> Weights | None:
-    """The weights of a folder or hub name; None where there are no files to weigh."""
+    """Returns the sizes of the weights of a folder or hub name; None if there are no files."""
     single = _file(name, "model.safetensors")
     index = None if single else _file(name, "model.safetensors.index.json")
     if single or index:
@@ -61,7 +61,7 @@ def _file(name: str | Path, file: str) -> Path | None:
 
 
 def _sizes(file: Path) -> dict[str, int]:
-    """Bytes of each tensor, from the header of a safetensors file: 8 bytes of length, then JSON."""
+    """Bytes per tensor, read from the header of a safetensors file: 8 bytes of length, then JSON."""
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         header: dict[str, Any] = json.loads(opened.read(length))
@@ -70,7 +70,7 @@ def _sizes(file: Path) -> dict[str, int]:
 
 
 def available() -> int | None:
-    """Free memory in bytes, also within the limits of a container; None where the system does not say (not Linux)."""
+    """Returns the free memory in bytes, within the limits of a container; None on systems other than Linux."""
     found = []
     with suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -93,7 +93,7 @@ class Part:
 
 
 def part_that_fits(name: str | Path) -> Part | None:
-    """How much of a model fits into memory; None: all of it, or nobody knows. ValueError if not even one layer does."""
+    """Returns how many layers fit into memory; None: all, or unknown. ValueError if not even one layer fits."""
     weights, free = weigh(name), available()
     if weights is None or free is None or weights.total <= SHARE * free:
         return None
@@ -104,12 +104,13 @@ def part_that_fits(name: str | Path) -> Part | None:
             break
         fit += 1
     if fit == 0 or len(weights.layers) < 2:
-        why = "" if weights.layers else "; saved as safetensors, its first layers could be opened alone"
+        why = "" if weights.layers else "; if they were saved as safetensors, locant could open the first layers alone"
         raise ValueError(
-            f"the weights of {name} take {spell(weights.total)}, and {spell(free)} of memory are free{why}"
+            f"the weights of {name} take {spell(weights.total)}, but only {spell(free)} of memory is free{why}"
         )
     return Part(fit, len(weights.layers))
 
 
 def spell(size: int) -> str:
+    """Returns a size in bytes as text: "1.5 GiB"."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -16,10 +16,10 @@ def model_class(auto: Any, config: Any, data: dict[str, Any]) -> Any:
         found = getattr(transformers, names[0], None) if names else None
         if found is None:
             found = _mapped(AutoModel, config)
-            says = f"names {names[0]}, which transformers does not have" if names else "names no class (architectures)"
+            wrong = f"names {names[0]}, which transformers does not have" if names else "names no class (architectures)"
             warnings.warn(
-                f"config.json {says}: the model is opened as {found.__name__}, without a head; if it has one, name its "
-                f"class as the second argument of locant.load",
+                f"config.json {wrong}: opening the model as {found.__name__}, without a head. If it has a head, pass "
+                f"its class as the second argument of locant.load",
                 stacklevel=3,
             )
         return found

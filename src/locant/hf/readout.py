@@ -1,4 +1,4 @@
-"""`native`: what positions a model has now, as schemes. `swap(model, native(model))` leaves its outputs as they are."""
+"""`native`: the positions that a model has now, as schemes. `swap(model, native(model))` keeps its outputs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from locant.hf.families import family_of
 from locant.hf.mechanisms import Read
 from locant.hf.plan import current_schemes, plan_of
 from locant.hf.probing import find_attentions
-from locant.schemes import T5, Learned, Rope
 
 
 @dataclass(frozen=True)
 class Native:
-    """The positions of a model. One `Read` per stack: an encoder-decoder has two, the others one."""
+    """The positions of a model. One `Read` per stack: an encoder-decoder has two, other models one."""
 
     kind: str  # "absolute", "rotary", "bias", or "swapped"
     stacks: tuple[Read, ...]
@@ -26,20 +25,22 @@ class Native:
     def table(self) -> Tensor | None:
         """The absolute positions [length, width], if there is a table."""
         embed = self.stacks[0].embed
-        return embed.table.detach() if isinstance(embed, Learned) else None
+        table = None if embed is None else embed.position_table
+        return None if table is None else table.detach()
 
     @property
     def bias(self) -> list[Tensor] | None:
         """The biases [heads, buckets] of each layer, if they are T5's."""
         layers = [scheme for stack in self.stacks for scheme in stack.layers or []]
-        tables = [scheme.table.detach() for scheme in layers if isinstance(scheme, T5)]
+        tables = [table.detach() for scheme in layers if (table := scheme.bucket_table) is not None]
         return tables if tables and len(tables) == len(layers) else None
 
     @property
     def rotary(self) -> list[str] | None:
         """The rotary settings of each layer as spec strings, if positions are rotary."""
         layers = [scheme for stack in self.stacks for scheme in stack.layers or []]
-        return [str(scheme) for scheme in layers] if layers and all(isinstance(s, Rope) for s in layers) else None
+        rotary = layers and all(scheme.rotates and not scheme.has_terms for scheme in layers)
+        return [str(scheme) for scheme in layers] if rotary else None
 
     def __str__(self) -> str:
         def spell(read: Read) -> str:
@@ -51,14 +52,14 @@ class Native:
 
 
 def native(model: PreTrainedModel) -> Native:
-    """Reads out the positions a model has now: its own, or the schemes it was swapped to."""
+    """Returns the positions that a model has now: its own, or the schemes it was swapped to."""
     plan = plan_of(model)
     if plan is not None:
         stacks = (Read("swapped", stack.embed, current_schemes(model, stack)) for stack in plan.stacks)
         return Native("swapped", tuple(stacks))
     family = family_of(model)
     reads = []
-    # Schemes draw their parameters before they get those of the model: the caller's random numbers are not theirs.
+    # Building a scheme draws random numbers; the caller's generator must not notice.
     with torch.random.fork_rng(devices=[]):
         for path, attentions in find_attentions(model, family).items():
             stack = model.base_model.get_submodule(path)

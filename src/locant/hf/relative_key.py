@@ -1,14 +1,14 @@
 """Checkpoints trained with `position_embedding_type` relative_key or relative_key_query (transformers 4).
 
-Transformers 5 no longer has these methods but still accepts the config: such a checkpoint opens as a model with
-absolute positions and one UNEXPECTED line. Here it opens as what it is:
+Transformers 5 no longer has these methods but still accepts the config: it opens such a checkpoint as a model with
+absolute positions, with one UNEXPECTED line in its log. Here it opens correctly:
 
     relative_key          q_i·a_{j−i}                    Shaw et al. without values    shaw:values=false
     relative_key_query    q_i·a_{j−i} + k_j·a_{j−i}      method 4 of Huang et al.      huang4
 
 The tables are `….attention.self.distance_embedding.weight`, [2·max − 1, head size], shared by the heads, row
-query − key + max − 1, inside 1/√head size. The absolute table of such a checkpoint is not used by it. Past the old
-maximum, where transformers 4 raised an error, the last row is used.
+query − key + max − 1, inside 1/√head size. These checkpoints do not use their absolute table. Past the old maximum,
+where transformers 4 raised an error, the last row is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load(path: str | Path, auto: Any, data: dict[str, Any], **kwargs: Any) -> Pr
     kind = data["position_embedding_type"]
     tables = {name: table for name, table in _weights(path).items() if name.endswith(KEY)}
     if not tables:
-        raise ValueError(f"{path}: the config says {kind}, but the weights have no {KEY}")
+        raise ValueError(f"{path}: the config has position_embedding_type={kind}, but the weights have no {KEY}")
     cls = model_class(auto, AutoConfig.from_pretrained(path), data)
     cls_ignores = cls._keys_to_ignore_on_load_unexpected or []
     cls._keys_to_ignore_on_load_unexpected = [*cls_ignores, KEY.replace(".", r"\.")]  # they are loaded here
@@ -49,10 +49,10 @@ def load(path: str | Path, auto: Any, data: dict[str, Any], **kwargs: Any) -> Pr
     }
     for name, table in tables.items():
         place = name.removesuffix(f".{KEY}")
-        # A head may add a prefix to the names, or a base model be without the one in the file.
+        # A model with a head adds a prefix to the names; a base model lacks the prefix of the file.
         found = [layer for layer in layers if layer.endswith(f".{place}") or f".{place}".endswith(f".{layer}")]
         if len(found) != 1:
-            raise ValueError(f"{path}: {name} belongs to no layer of {cls.__name__}")
+            raise ValueError(f"{path}: {cls.__name__} has no layer for {name}")
         with torch.no_grad():
             layers.pop(found[0]).table.copy_(table.flip(0)[None])  # their rows go by i − j
     if layers:
@@ -61,7 +61,7 @@ def load(path: str | Path, auto: Any, data: dict[str, Any], **kwargs: Any) -> Pr
 
 
 def _weights(path: str | Path) -> dict[str, Tensor]:
-    """All weights of a checkpoint, in one file; the old ones are often not safetensors."""
+    """All weights of a checkpoint in one file; old ones are often not safetensors."""
     file = cached_file(str(path), "model.safetensors", _raise_exceptions_for_missing_entries=False)
     if file is not None:
         return load_file(file)

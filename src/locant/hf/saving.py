@@ -26,7 +26,7 @@ SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
     """Replaces `save_pretrained` of a swapped model."""
     if kwargs.get("push_to_hub"):
-        raise ValueError("save a swapped model first and push it then: model.push_to_hub(name)")
+        raise ValueError("save a swapped model first, then push it: model.push_to_hub(name)")
     type(self).save_pretrained(self, save_directory, *args, **kwargs)
     plan, folder = plan_of(self), Path(save_directory)
     if plan is None or not kwargs.get("is_main_process", True):

@@ -32,14 +32,14 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
     """Gives a model another position scheme, in place, and returns it.
 
     spec          a string ("tisa:kernels=5": a scheme of its own for every layer; "rope/nope": repeated over the
-                  layers), a scheme (shared by all layers), a list with one of these per layer, what `native` returns,
-                  or "native" to put the model's own positions back.
+                  layers), a scheme (shared by all layers), a list with one of these per layer, the result of `native`,
+                  or "native" to restore the model's own positions.
     impl          the back end of `locant.attend`.
     keep_native   add the scheme to the model's own positions instead of replacing them.
 
-    Schemes are submodules of the attention modules, as `….locant`. Native positions are taken out exactly: what
-    remains computes what the model would compute without positions. A probe runs the model on a few tokens and makes
-    sure that every layer used its scheme and that position makes a difference; if not, the model is left as it was.
+    Schemes become submodules of the attention modules, as `….locant`. Native positions are removed exactly: the rest
+    computes what the model would compute without positions. A probe runs the model on a few tokens and checks that
+    every layer uses its scheme and that position changes the output. If not, it raises and the model is unchanged.
     """
     check_model(model)
     if impl != "auto" and impl not in BACKENDS:
@@ -56,7 +56,7 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
         family = family_of(model)
         own_config(model)
         found = find_attentions(model, family)
-    else:  # known from the time before; the native positions themselves may not be there to be run
+    else:  # known from the first swap; the native positions may be gone, so a probe could not run
         detach(model)
         family = family_of(model)
         found = {stack.path: stack.attentions for stack in old.stacks}
@@ -95,7 +95,7 @@ def native_as_schemes(model: PreTrainedModel) -> Iterator[None]:
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Whether it is one that can be changed."""
+    """Raises TypeError or ValueError unless the model can be swapped."""
     if not isinstance(model, PreTrainedModel):
         if hasattr(model, "_orig_mod"):
             raise TypeError("the model is compiled; swap it first, then call torch.compile")
@@ -104,7 +104,7 @@ def check_model(model: PreTrainedModel) -> None:
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise TypeError("the model is compiled; swap it first, then call compile")
     if getattr(model.config, "return_dict", True) is False:
-        raise ValueError("the model's config says return_dict=False; set model.config.return_dict = True")
+        raise ValueError("the model's config has return_dict=False; set model.config.return_dict = True")
     if next(model.parameters()).is_meta:
         raise ValueError("the model has no weights yet (its parameters are on the meta device); load them first")
 
@@ -112,15 +112,15 @@ def check_model(model: PreTrainedModel) -> None:
 def _need_native(plan: Plan, what: str) -> None:
     if plan.native_is_lost:
         raise ValueError(
-            f"the native positions cannot be {what}: this model was opened from a folder that holds the new positions "
-            f"only; load the original model"
+            f"the native positions cannot be {what}: this model was opened from a folder that holds only the "
+            f"new positions; load the original model"
         )
 
 
 def _resolve(
     model: PreTrainedModel, family: Family, found: dict[str, list[Attention]], spec: Spec, keep_native: bool
 ) -> list[StackPlan]:
-    """The schemes of every stack, built and split into what is added to the tokens and what happens in attention."""
+    """Builds the schemes of every stack and splits them into token embeddings and attention."""
     base, total = model.base_model, sum(map(len, found.values()))
     if not isinstance(spec, (str, Scheme, Native, Sequence)):
         raise TypeError(f"spec must be a string, a scheme or a list with one per layer, got {type(spec).__name__}")
@@ -141,7 +141,7 @@ def _resolve(
             read = spec.stacks[index]
             if read.layers is not None and len(read.layers) != len(attentions):
                 raise ValueError(f"these positions are for {len(read.layers)} layers, this model has {len(attentions)}")
-            # Copies: what was read from one model must not be trained or moved with another.
+            # Copies: two models must not share parameters.
             embed, layers = copy.deepcopy((read.embed, read.layers or [Nope()] * len(attentions)))
         else:
             entries = spec if isinstance(spec, (str, Scheme)) else spec[done : done + len(attentions)]
@@ -151,7 +151,7 @@ def _resolve(
         if keep_native:
             own = family.mechanism.read(stack, [base.get_submodule(attention.name) for attention in attentions]).layers
             if own is not None:
-                # A copy for each layer: in a sum with something of the layer's own a shared table would be saved twice.
+                # A copy per layer: a table shared by several sums would be saved more than once.
                 layers = [_sum([copy.deepcopy(mine), new]) or new for mine, new in zip(own, layers, strict=True)]
         _fit(layers, embed, attentions, width)
         for scheme in [*layers, *([embed] if embed is not None else [])]:
@@ -162,7 +162,7 @@ def _resolve(
 
 
 def _split(built: list[Scheme]) -> tuple[Scheme | None, list[Scheme]]:
-    """Absolute positions are added once, before the first layer; the rest belongs to its layer."""
+    """Splits schemes into absolute positions, added once before the first layer, and the schemes of each layer."""
     embeds, layers, split = [], [], {}
     for scheme in built:
         if id(scheme) not in split:
@@ -176,21 +176,21 @@ def _split(built: list[Scheme]) -> tuple[Scheme | None, list[Scheme]]:
     texts = {str(embed) for embed in embeds}
     if len(texts) > 1:
         raise ValueError(
-            f"absolute positions are added once, before the first layer, so that every layer must name the same; "
+            f"absolute positions are added once, before the first layer, so every layer must name the same ones; "
             f"got {', '.join(sorted(texts))}"
         )
     return embeds[0], layers
 
 
 def _embeds(scheme: Scheme) -> bool:
-    """Whether a scheme adds to the tokens; one that also acts in attention cannot be in two places."""
+    """Whether a scheme adds to the token embeddings. One that also acts in attention is refused."""
     here = next(scheme.parameters(), torch.empty(0)).device
     one = torch.zeros(1, dtype=torch.long, device=here)
     if scheme.embed(one) is None:
         return False
     if scheme.terms(one).used() or scheme.rotates:
         raise NotImplementedError(
-            f"{scheme} both embeds positions and acts in attention; make two schemes of it, and a Sum"
+            f"{scheme} both embeds positions and acts in attention; write two schemes and add them with Sum"
         )
     return True
 
@@ -212,7 +212,7 @@ def _fit(layers: list[Scheme], embed: Scheme | None, attentions: list[Attention]
 
 @torch.no_grad()
 def _prove(model: PreTrainedModel, plan: Plan) -> None:
-    """Every layer uses its scheme, and position makes a difference."""
+    """Checks that every layer uses its scheme and that position changes the output."""
     base = model.base_model
     schemes = plan.schemes()
     before = {parameter: parameter.detach().clone() for scheme in schemes for parameter in scheme.parameters()}
@@ -234,7 +234,7 @@ def _prove(model: PreTrainedModel, plan: Plan) -> None:
 
     hooks = [table.register_forward_hook(lambda *_, index=index: count(index)) for index, table in enumerate(tables)]
     try:
-        # Away from where schemes start: there many have, by design, no effect yet.
+        # Many schemes have no effect at their initial values, so the probe perturbs them.
         for parameter in before:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.5 * noise.to(parameter.device, parameter.dtype))
@@ -251,11 +251,11 @@ def _prove(model: PreTrainedModel, plan: Plan) -> None:
     for stack in plan.stacks:
         for attention in stack.attentions:
             if base.get_submodule(attention.name) not in used:
-                raise RuntimeError(
-                    f"{kind}: {attention.name} did not get the positions of its tokens; nothing was changed"
-                )
+                raise RuntimeError(f"{kind}: {attention.name} received no positions; the model is unchanged")
     if not all(counts):
-        raise RuntimeError(f"{kind}: the model does not use the place of its position table; nothing was changed")
+        raise RuntimeError(
+            f"{kind}: the model ignores the module that replaced its position table; the model is unchanged"
+        )
     acting = any(not scheme.silent for stack in plan.stacks for scheme in stack.schemes)
     if acting and torch.allclose(plain, moved, rtol=0, atol=1e-6 * float(plain.abs().max())):
-        raise RuntimeError(f"{kind}: with {schemes[0]} the outputs do not depend on position; nothing was changed")
+        raise RuntimeError(f"{kind}: with {schemes[0]} the output does not depend on position; the model is unchanged")

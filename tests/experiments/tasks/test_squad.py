@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from locant.experiments import arms
-from locant.experiments.preset import ANSWERS
-from locant.experiments.tasks import task
+from locant.experiments.presets import ANSWERS
+from locant.experiments.tasks import find_task
 from locant.experiments.tasks.rows import open_rows
 from locant.experiments.tasks.squad import ANSWER, Span, Windows, score, spans
 from locant.experiments.tasks.task import Setting
@@ -68,7 +68,7 @@ def setting(folder, **changes):
 
 def prepared(tmp_path, train=None, test=None, **changes):
     here = setting(tmp_path / "out", **changes)
-    said = task("squad").prepare(str(write(tmp_path / "squad", train, test)), here, 0)
+    said = find_task("squad").prepare(str(write(tmp_path / "squad", train, test)), here, 0)
     return here, said
 
 
@@ -78,7 +78,7 @@ def questions_of(found):
 
 def refused(data, tmp_path, kind=ValueError, **changes):
     with pytest.raises(kind) as caught:
-        task("squad").prepare(None if data is None else str(data), setting(tmp_path / "out", **changes), 0)
+        find_task("squad").prepare(None if data is None else str(data), setting(tmp_path / "out", **changes), 0)
     return str(caught.value)
 
 
@@ -147,7 +147,7 @@ def test_a_question_that_is_too_long_leaves_room_for_the_paragraph(tmp_path):
 
 def test_a_batch_and_what_the_model_makes_of_it(tmp_path):
     here, _ = prepared(tmp_path)
-    squad, model = task("squad"), bert.save(tmp_path / "model")
+    squad, model = find_task("squad"), bert.save(tmp_path / "model")
     examples = squad.examples(here, 0, 8)
     batch = squad.collate(here, [examples[n] for n in range(8)])
     assert torch.equal(batch["attention_mask"] == 0, batch["input_ids"] == 0)
@@ -162,21 +162,21 @@ def test_a_batch_and_what_the_model_makes_of_it(tmp_path):
 
 def test_the_order_is_that_of_the_seed(tmp_path):
     here, _ = prepared(tmp_path)
-    some, more, other = (task("squad").examples(here, s, n).order.tolist() for s, n in ((1, 20), (1, 90), (2, 20)))
+    some, more, other = (find_task("squad").examples(here, s, n).order.tolist() for s, n in ((1, 20), (1, 90), (2, 20)))
     assert more[:20] == some != other
 
 
 def test_prepare_twice(tmp_path):
     here, said = prepared(tmp_path)
-    old = task("squad").examples(here, 0, 5)
+    old = find_task("squad").examples(here, 0, 5)
     before = [old[n]["input_ids"].tolist() for n in range(5)]
-    assert task("squad").prepare(str(tmp_path / "squad"), here, 0) == said
+    assert find_task("squad").prepare(str(tmp_path / "squad"), here, 0) == said
     assert [old[n]["input_ids"].tolist() for n in range(5)] == before
 
 
 def test_no_more_questions_than_asked_for(tmp_path):
     here = setting(tmp_path / "out", evaluated=3)
-    said = task("squad").prepare(str(write(tmp_path / "squad")), here, 5)
+    said = find_task("squad").prepare(str(write(tmp_path / "squad")), here, 5)
     assert "tested on 3 others" in said
     assert "of 5 of them" in said
     assert len(open_rows(here.folder / "questions.arrow")) == 3
@@ -253,7 +253,7 @@ def test_a_model_that_knows_the_answers_gets_them_all_at_every_length(tmp_path, 
         answer = question["answers"][0]
         wanted[number] = (answer["answer_start"], answer["answer_start"] + len(answer["text"]))
     rows = [row for length in (32, 64) for row in open_rows(here.folder / f"test-{length}.arrow")]
-    found = list(task("squad").evaluate(Oracle(rows, wanted), here))
+    found = list(find_task("squad").evaluate(Oracle(rows, wanted), here))
     assert [each.length for each in found] == [32, 64, 128]
     assert found[2].refused == "no"
     # At 32 tokens a long answer is in no window as a whole, and cannot be found.
@@ -265,12 +265,12 @@ def test_a_model_that_knows_the_answers_gets_them_all_at_every_length(tmp_path, 
     shifted = {
         number: (start, end) for number, (start, end) in enumerate(wanted[(n + 1) % len(wanted)] for n in wanted)
     }
-    assert list(task("squad").evaluate(Oracle(rows, shifted), here))[1].values["exact_match"] < 50
+    assert list(find_task("squad").evaluate(Oracle(rows, shifted), here))[1].values["exact_match"] < 50
 
 
 def test_a_model_with_64_positions_says_what_it_cannot_read(tmp_path):
     here, _ = prepared(tmp_path, longest=4)
-    squad, model = task("squad"), bert.save(tmp_path / "model", positions=64)
+    squad, model = find_task("squad"), bert.save(tmp_path / "model", positions=64)
     native = list(squad.evaluate(arms.build(squad, here, model, "native", 0).eval(), here))
     assert [(each.length, each.refused) for each in native] == [(32, ""), (64, ""), (128, "its positions end at 64")]
     any_length = list(squad.evaluate(arms.build(squad, here, model, "tisa:kernels=2", 0).eval(), here))
@@ -365,7 +365,7 @@ def test_packed_files_and_others_beside_them(suffix, opener, tmp_path):
     for name, found in {"train-v1.1": articles(0, 3), "dev-v1.1": articles(3, 2), "dev-v2.0": []}.items():
         with opener(tmp_path / f"{name}.json{suffix}", "wt", encoding="utf-8") as file:
             file.write(content(found))
-    said = task("squad").prepare(str(tmp_path), setting(tmp_path / "out"), 0)
+    said = find_task("squad").prepare(str(tmp_path), setting(tmp_path / "out"), 0)
     assert said.startswith("12 questions of ")
     assert "tested on 8 others" in said
 
@@ -376,7 +376,7 @@ def test_one_file_is_parted_by_articles_or_paragraphs(count, tmp_path):
     found = articles(0, count, each=10 if count == 3 else 1)
     path.write_text(content(found), encoding="utf-8")
     here = setting(tmp_path / "out")
-    said = task("squad").prepare(str(path), here, 0)
+    said = find_task("squad").prepare(str(path), here, 0)
     held = open_rows(here.folder / "questions.arrow")
     assert [row["id"] for row in held] == ["19-0", "19-1"]
     assert said.startswith(f"{(30 if count == 3 else 25) * 2 - 2} questions")
@@ -394,7 +394,7 @@ def test_answers_that_are_not_where_they_say_are_left_out_and_counted(tmp_path):
     found[1]["paragraphs"][1]["qas"][1]["answers"][0]["answer_start"] = -3
     _, said = prepared(tmp_path, train=found)
     assert said.startswith("10 questions")
-    assert said.endswith("; 2 are left out: their answer is not where answer_start says")
+    assert said.endswith("; 2 are left out: their answer is not at its answer_start")
 
 
 def test_no_answer_at_all_is_where_it_says(tmp_path):
@@ -463,7 +463,7 @@ def test_the_hub(tmp_path, monkeypatch):
     parts = DatasetDict({"train": part(articles(0, 3)), "validation": part(articles(3, 2))})
     monkeypatch.setattr("datasets.load_dataset", lambda name: parts)
     here = setting(tmp_path / "hub")
-    said = task("squad").prepare(None, here, 0)
+    said = find_task("squad").prepare(None, here, 0)
     assert said.startswith("12 questions of rajpurkar/squad")
     other, _ = prepared(tmp_path)
     for name in ("train.arrow", "test-64.arrow", "questions.arrow"):

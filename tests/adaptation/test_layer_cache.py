@@ -1,4 +1,4 @@
-"""Finished layers are not run again while the ones above them are fitted, and nobody can tell."""
+"""Fitted layers do not run again while the layers above them are fitted, and the results have the same bits."""
 
 from collections import Counter
 
@@ -8,9 +8,10 @@ from transformers import AutoModelForTextEncoding
 
 import locant
 from locant.adaptation import fitting
-from locant.adaptation.below import Below, below
+from locant.adaptation.layer_cache import LayerCache, layer_cache
 from locant.hf.plan import plan_of
 from tests import hf_models, words
+from tests.adaptations import fitted
 
 LAYERS = 4
 DEEP = {"distilbert": "n_layers", "gpt2": "n_layer", "t5": "num_layers"}
@@ -23,7 +24,7 @@ def make(kind, **changes):
 
 
 def counted(model):
-    """How often a layer runs, counted by its first module without parts."""
+    """Counts how often each layer runs, by its first module without children."""
     runs = Counter()
     for number, layer in enumerate(layers(model)):
         part = next(part for part in layer.modules() if not list(part.children()))
@@ -36,17 +37,15 @@ def layers(model):
     return lists[0]
 
 
-def fitted(model):
-    return locant.fit(model, "tisa:kernels=3", words.text(), tokenizer=words.Tokenizer(), length=32, tokens=4096)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fit_has_the_same_bits_and_runs_each_layer_as_often(kind, monkeypatch):
+    monkeypatch.setattr(fitting, "BATCH_TOKENS", 64)  # two batches of each length
+    monkeypatch.setattr(fitting, "ITERATIONS", 5)
     quick, slow = make(kind), make(kind)
     few, many = counted(quick), counted(slow)
-    first = fitted(quick)
-    monkeypatch.setattr(fitting, "below", lambda model, names, batches: Below(model, [], [], batches))
-    second = fitted(slow)
+    first = fitted(quick, "tisa:kernels=3", tokens=128)
+    monkeypatch.setattr(fitting, "layer_cache", lambda model, names, batches: LayerCache(model, [], [], batches))
+    second = fitted(slow, "tisa:kernels=3", tokens=128)
     assert first.heads == second.heads
     for (name, one), other in zip(quick.state_dict().items(), slow.state_dict().values(), strict=True):
         assert torch.equal(one, other), name
@@ -57,38 +56,38 @@ def test_a_fit_has_the_same_bits_and_runs_each_layer_as_often(kind, monkeypatch)
 def test_one_attention_in_all_layers_always_runs():
     model = locant.swap(hf_models.make("albert"), "tisa")
     names = [attention.name for stack in plan_of(model).stacks for attention in stack.attentions]
-    assert below(model, names, [words.rows()]).layers == []
+    assert layer_cache(model, names, [words.rows()]).layers == []
 
 
-def test_layers_that_tell_each_other_more_than_their_output_always_run():
-    """What a layer leaves elsewhere is missing when it does not run: that is seen in numbers, not in names."""
+def test_layers_that_pass_on_more_than_their_output_always_run():
+    """State that a layer leaves elsewhere is missing when it is replayed. The trial finds that in the numbers."""
     model = locant.swap(make("bert"), "tisa")
-    said = []
-    layers(model)[0].attention.register_forward_hook(lambda *_: said.append(1))
-    layers(model)[-1].attention.register_forward_pre_hook(lambda part, args: (args[0] + len(said), *args[1:]))
+    state = []
+    layers(model)[0].attention.register_forward_hook(lambda *_: state.append(1))
+    layers(model)[-1].attention.register_forward_pre_hook(lambda part, args: (args[0] + len(state), *args[1:]))
     names = [attention.name for stack in plan_of(model).stacks for attention in stack.attentions]
-    assert below(model, names, [words.rows()]).layers == []
+    assert layer_cache(model, names, [words.rows()]).layers == []
 
 
 def test_layers_with_hooks_always_run():
-    """A hook that changes what a layer gives would change it once more when it says what it gave."""
+    """A hook that changes the output of a layer would change it again when it is replayed."""
     model = locant.swap(make("llama"), "tisa")
     layers(model)[1].register_forward_hook(lambda layer, args, output: output)
     names = [attention.name for stack in plan_of(model).stacks for attention in stack.attentions]
-    assert below(model, names, [words.rows()]).layers == []
+    assert layer_cache(model, names, [words.rows()]).layers == []
 
 
 def test_a_run_that_is_stopped_leaves_no_trace():
     model = locant.swap(make("llama"), "tisa")
     names = [attention.name for stack in plan_of(model).stacks for attention in stack.attentions]
-    runs = below(model, names, [words.rows()])
-    runs.finish()
+    cache = layer_cache(model, names, [words.rows()])
+    cache.cache_next_layer()
 
     def stopped(module, request):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.run(0, stopped)
+        cache.run(0, stopped)
     assert not any("forward" in layer.__dict__ for layer in layers(model))
 
 
@@ -96,9 +95,9 @@ def test_layers_run_again_afterwards():
     model = locant.swap(make("llama"), "tisa")
     names = [attention.name for stack in plan_of(model).stacks for attention in stack.attentions]
     before = hf_models.output(model, input_ids=words.rows())
-    runs = below(model, names, [words.rows()])
-    assert len(runs.layers) == LAYERS
-    runs.finish()
-    runs.finish()
-    assert runs.finished == 2
+    cache = layer_cache(model, names, [words.rows()])
+    assert len(cache.layers) == LAYERS
+    cache.cache_next_layer()
+    cache.cache_next_layer()
+    assert cache.fitted == 2
     assert torch.equal(hf_models.output(model, input_ids=words.rows()), before)

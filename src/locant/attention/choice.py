@@ -1,0 +1,190 @@
+"""Which back end computes a call of `attend`. All rules are in this file; a back end only computes.
+
+Back ends:
+
+    fused   our C kernel, on CPUs
+    sdpa    torch's `scaled_dot_product_attention`, with the terms in its mask
+    flex    torch's FlexAttention, for GPUs
+    eager   the reference
+
+`impl="NAME"` takes that back end, or raises a ValueError with the reason. Another one never replaces it.
+
+`impl="auto"` takes the first of these:
+
+    1. `eager` under a transform of `torch.func` and in forward-mode differentiation.
+    2. `sdpa` where positions cost it little (`cheap_for_sdpa`). Either of
+         - no terms, no mask, and not causal, or causal with consecutive positions and as many queries as keys;
+         - decoding (`Request.decoding`) with no terms or a bias alone;
+         - a bias alone for one sequence on a CPU: consecutive positions, no mask, not causal, gradients disabled.
+    3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
+       CUDA devices; `sdpa`, `eager` elsewhere.
+
+What a back end does not support (`eager` supports everything):
+
+                                                                        fused   sdpa   flex
+    need_weights=True                                                     ×       ×      ×
+    a transform of torch.func, forward-mode differentiation               ×              ×
+    a logit that is not a function of the offset alone (pair)             ×              ×
+    a scalar gain                                                                 ×
+    a vector gain, or a value term                                                ×      ×
+    query or key vectors in a scheme without a reach                                     ×
+    offsets that are not consecutive (`Offsets.inverse`)                  ×              ×
+    dropout                                                                              ×
+    float64                                                               ×              ×
+    float16, or another device than the CPU                               ×
+    gradients on a CPU                                                                   ×
+    no keys, no heads or a head size of 0                                 ×
+    no C compiler (fused), torch without FlexAttention (flex)             ×              ×
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from locant.attention import eager, flex, fused, sdpa
+from locant.attention.build import build
+from locant.attention.request import Request
+from locant.attention.tables import transforming
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute a request."""
+
+    name: str
+    attend: Callable[[Request], tuple[Tensor, Tensor | None]]  # the output, and the weights if the request needs them
+    unsupported: Callable[[Request], str | None]  # why it cannot compute a request; None if it can
+
+
+def choose(request: Request, impl: str) -> Backend:
+    """The back end for a request. ValueError if `impl` names one that is unknown or does not support the request."""
+    if impl == "auto":
+        return _choose_automatically(request)
+    if impl not in BACKENDS:
+        raise ValueError(f"unknown impl {impl!r}; there is: auto, {', '.join(BACKENDS)}")
+    reason = BACKENDS[impl].unsupported(request)
+    if reason is not None:
+        able = [repr(name) for name, backend in BACKENDS.items() if backend.unsupported(request) is None]
+        raise ValueError(f"impl={impl!r} cannot do this: {reason}; use impl='auto' or {' or '.join(able)}")
+    return BACKENDS[impl]
+
+
+def _choose_automatically(request: Request) -> Backend:
+    if _transformed():
+        return BACKENDS["eager"]  # torch.func has rules for every operation in it
+    if cheap_for_sdpa(request):
+        return BACKENDS["sdpa"]
+    order = AUTO.get(request.q.device.type, AUTO_ELSEWHERE)
+    return next(BACKENDS[name] for name in order if BACKENDS[name].unsupported(request) is None)
+
+
+def cheap_for_sdpa(request: Request) -> bool:
+    """Whether positions cost `sdpa` little: rule 2 of `impl="auto"`, in the order it is stated."""
+    if sdpa_unsupported(request) is not None or request.terms.used() not in ((), ("bias",)):
+        return False
+    has_bias = bool(request.terms.used())
+    if request.decoding:
+        return True
+    if has_bias and request.q.shape[0] == 1 and request.consecutive and request.q.device.type == "cpu":
+        return not request.causal and request.mask is None and not torch.is_grad_enabled()
+    square = request.consecutive and request.q.shape[2] == request.k.shape[2]
+    return not has_bias and request.mask is None and (not request.causal or square)
+
+
+def fused_unsupported(request: Request) -> str | None:
+    """Why `fused` cannot compute a request; None if it can."""
+    if request.q.device.type != "cpu":
+        return f"it runs on CPUs, and these tensors are on {request.q.device.type}"
+    if request.q.dtype not in fused.DTYPES:
+        return f"it computes in float32, from float32 or bfloat16 tensors; these are {request.q.dtype}"
+    if request.terms.pair is not None:
+        return f"{request.scheme} has a logit that is not a function of the offset alone (pair)"
+    if request.need_weights:
+        return NO_WEIGHTS
+    if _transformed():
+        return NO_TRANSFORMS
+    if request.offsets.inverse is not None:
+        return "positions with large gaps, or unknown while compiling, have no table over consecutive offsets"
+    if 0 in (request.k.shape[2], request.q.shape[3], request.v.shape[3], request.k.shape[1]):
+        return "there are no keys, no heads, or a head size is 0"
+    missing: str | None = _missing_kernel()
+    return missing
+
+
+def sdpa_unsupported(request: Request) -> str | None:
+    """Why `sdpa` cannot compute a request; None if it can."""
+    cannot = [name for name in ("gain", "value") if name in request.terms.used()]
+    if cannot:
+        return f"{request.scheme} uses {' and '.join(cannot)}, which do not fit into a mask"
+    return NO_WEIGHTS if request.need_weights else None
+
+
+def flex_unsupported(request: Request) -> str | None:
+    """Why `flex` cannot compute a request; None if it can."""
+    terms = request.terms
+    if terms.pair is not None or terms.value is not None:
+        which = "pair" if terms.pair is not None else "value"
+        return f"{request.scheme} uses {which}, which a score_mod cannot express"
+    if terms.gain is not None and terms.gain.ndim == 3:
+        return f"{request.scheme} uses a vector gain, which a score_mod cannot express"
+    if (terms.query is not None or terms.key is not None) and request.scheme.reach is None:
+        return f"{request.scheme} has query or key vectors without a reach: it would need a product for every pair"
+    if request.need_weights:
+        return NO_WEIGHTS
+    if _transformed():
+        return NO_TRANSFORMS
+    if request.dropout:
+        return "FlexAttention has no dropout"
+    if request.offsets.inverse is not None:
+        return "positions with large gaps have no table over consecutive offsets"
+    if request.q.dtype == torch.float64:
+        return "FlexAttention does not compute in float64"
+    if request.q.device.type == "cpu":
+        tensors = [request.q, request.k, request.v, *terms.tables().values()]
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return "FlexAttention has no backward pass on CPUs"
+    if find_spec("torch.nn.attention.flex_attention") is None:
+        return f"torch {torch.__version__} has no FlexAttention"
+    return None
+
+
+def eager_unsupported(request: Request) -> None:
+    """None: `eager` computes every request."""
+
+
+NO_WEIGHTS = "it does not return weights (need_weights=True)"
+NO_TRANSFORMS = "it has no rule for torch.func and forward-mode derivatives"
+
+BACKENDS: dict[str, Backend] = {
+    "fused": Backend("fused", fused.attend, fused_unsupported),
+    "sdpa": Backend("sdpa", sdpa.attend, sdpa_unsupported),
+    "flex": Backend("flex", flex.attend, flex_unsupported),
+    "eager": Backend("eager", eager.attend, eager_unsupported),
+}
+"""Every back end by the name that `impl` takes."""
+
+AUTO: dict[str, tuple[str, ...]] = {
+    "cpu": ("fused", "sdpa", "eager"),
+    "cuda": ("flex", "sdpa", "eager"),
+}
+"""By type of device, the order in which `impl="auto"` tries back ends (rule 3)."""
+AUTO_ELSEWHERE = ("sdpa", "eager")
+
+
+def _transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is active. Compiled code traces it away."""
+    return not torch.compiler.is_compiling() and transforming()
+
+
+def _missing_kernel() -> str | None:
+    built = build()
+    return None if built.library is not None else f"its kernel is not there: {built.why}"
+
+
+# The effect of torch.compiler.assume_constant_result, which would import the whole compiler: two seconds.
+_missing_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
