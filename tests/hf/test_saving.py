@@ -266,7 +266,9 @@ def test_a_lost_checkpoint_without_its_tables(tmp_path):
     with pytest.raises(ValueError, match=r"there is no distance_embedding.weight for .*layer\.1"):
         locant.load(tmp_path / "copy")
     save_file({n: x for n, x in weights.items() if "distance" not in n}, path, {"format": "pt"})
-    with pytest.raises(ValueError, match="position_embedding_type=relative_key, but the weights have no distance_embedding"):
+    with pytest.raises(
+        ValueError, match="position_embedding_type=relative_key, but the weights have no distance_embedding"
+    ):
         locant.load(tmp_path / "copy")
 
 
