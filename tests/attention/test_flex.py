@@ -14,9 +14,11 @@ pytest.importorskip("torch.nn.attention.flex_attention", reason="this torch has 
 
 @pytest.fixture(scope="module", autouse=True)
 def _uncompiled():
-    """Compiling takes seconds per kernel, so that these tests run the function uncompiled. One test below compiles."""
+    """Compiling takes seconds per kernel, so that these tests run the function uncompiled. Two tests below compile."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex, "_run_compiled", flex._run)
+        # Older releases of torch do not have this switch, and trace every call.
+        patch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
         yield
 
 

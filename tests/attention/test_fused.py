@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import locant
 from locant.attention import build, fused
+from locant.attention.request import prepare
 from tests import cases
 from tests.attention.rounding import rounding
 
@@ -412,7 +413,7 @@ def test_a_second_derivative_raises():
     scheme = build_scheme("tisa", 2, 8)
     q, k, v = (x.requires_grad_() for x in tensors(1, 2, 2, 20, 20, 8))
     (first,) = torch.autograd.grad(locant.attend(q, k, v, scheme, impl="fused").sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="the fused kernel has no second derivative; use impl='eager'"):
         torch.autograd.grad(first.sum(), q)
 
 
@@ -451,6 +452,42 @@ def test_compiled_training(spec):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
     assert len(graphs) == 1
     assert any("locant.attend" in str(node.target) for node in graphs[0].graph.nodes)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_the_compiler_does_not_trace_the_kernel():
+    """Not even where it is called from code between two graphs."""
+    torch.compiler.reset()
+    leaves = [x.requires_grad_() for x in tensors(1, 2, 2, 40, 40, 8)]
+    call = fused.make_call(prepare(*leaves, build_scheme("huang4:clip=9", 2, 8), causal=True))
+    graphs = []
+
+    @torch.compiler.disable(recursive=False)
+    def between(call):
+        return fused.forward(*call)[0]
+
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda call: between(call).square().sum(), backend=count)
+    ours = torch.autograd.grad(compiled(call), leaves, retain_graph=True)
+    plain = torch.autograd.grad(fused.forward(*call)[0].square().sum(), leaves)
+    for x, y in zip(ours, plain, strict=True):
+        torch.testing.assert_close(x, y)
+    assert graphs
+    assert not any("new_empty" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+
+
+def test_the_first_call_does_not_import_the_compiler():
+    code = """
+import sys, torch, locant
+q, k, v = (torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3))
+locant.attend(q, k, v, locant.scheme("huang4:clip=8", n_heads=2, head_dim=8), impl="fused").sum().backward()
+assert "torch._dynamo" not in sys.modules
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_exported():
@@ -531,7 +568,7 @@ def test_sanitizers_find_nothing(flags, tmp_path):
         pytest.skip("the compiler has no sanitizers (libasan, libubsan); returns where they are installed")
     program = tmp_path / "fuzz"
     command = [
-        *build.find_compiler(), "-O1", "-g", "-std=gnu11", "-fsanitize=address,undefined",
+        *build.find_compiler(), "-Og", "-g", "-std=gnu11", "-fsanitize=address,undefined",
         "-fno-sanitize-recover=undefined", *flags, f'-DFUSED="{SOURCE}"', str(Path(__file__).with_name("fused_fuzz.c")),
         "-o", str(program), "-lm",
     ]  # fmt: skip
