@@ -278,7 +278,7 @@ def _weights_hash(model: PreTrainedModel) -> str:
 
 @contextmanager
 def _caller_state_kept(model: PreTrainedModel) -> Iterator[None]:
-    """Restores the state that Trainer changes: random states, the log level of transformers, and train or eval modes."""
+    """Restores the state that Trainer changes: random numbers, the log level of transformers, train or eval modes."""
     modes, verbosity = {part: part.training for part in model.modules()}, transformers.utils.logging.get_verbosity()
     states = random.getstate(), np.random.get_state()
     devices = [model.device] if model.device.type == "cuda" else []
