@@ -17,7 +17,7 @@ def test_a_benchmark_explains_itself(name, monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCH / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         module.main()
     assert module.__doc__.splitlines()[0] in capsys.readouterr().out
     assert f"python bench/{name}.py" in module.__doc__
