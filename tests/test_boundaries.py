@@ -52,6 +52,8 @@ OPTIONAL = {
 
 LAZY = {
     ("cli", "*"): "start-up time: `locant COMMAND --help` must not import torch",
+    ("experiments", "experiments"): "start-up time: `locant compare` reads its options before transformers is imported",
+    ("experiments", "hf"): "start-up time: the same",
     ("analysis", "analysis"): "optional dependency: schemes, tables and theory are analysed without transformers",
 }
 """Imports of our own modules inside functions, (importer, imported), and why they are there."""

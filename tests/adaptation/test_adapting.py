@@ -1,4 +1,4 @@
-"""`locant.adapt`: a model is trained to match its original, and what is not to change does not."""
+"""`locant.adapt`: a model is trained to match its original, and nothing else of it changes."""
 
 import random
 
@@ -18,7 +18,7 @@ from tests.adaptations import adapted
     ("kind", "auto"),
     [("bert", None), ("gpt2", AutoModelForCausalLM), ("llama", AutoModelForCausalLM), ("bert", AutoModelForMaskedLM)],
 )
-def test_training_brings_a_model_nearer_to_the_original(kind, auto):
+def test_training_raises_agreement(kind, auto):
     model = hf_models.make(kind, *([auto] if auto else []))
     done = adapted(model, budget="60steps")
     original, silenced, fitted, after = (row.agreement for row in done.rows)
@@ -31,7 +31,7 @@ def test_training_brings_a_model_nearer_to_the_original(kind, auto):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_the_scheme_alone_leaves_every_other_weight_as_it_was():
+def test_training_the_scheme_changes_no_other_weight():
     model = hf_models.make("bert")
     before = {name: weight.clone() for name, weight in model.named_parameters() if "position" not in name}
     done = adapted(model, train="scheme", budget="60steps")
@@ -40,7 +40,7 @@ def test_the_scheme_alone_leaves_every_other_weight_as_it_was():
     assert done.rows[3].agreement > done.rows[2].agreement
 
 
-def test_a_scheme_without_parameters_is_adapted_by_the_other_weights():
+def test_other_weights_adapt_to_a_scheme_without_parameters():
     done = adapted(hf_models.make("llama", AutoModelForCausalLM), "nope", train="scheme", budget="4steps")
     assert done.looks == []  # there is nothing to train
     done = adapted(hf_models.make("llama", AutoModelForCausalLM), "nope", budget="60steps")
@@ -48,7 +48,7 @@ def test_a_scheme_without_parameters_is_adapted_by_the_other_weights():
 
 
 @pytest.mark.parametrize("train", ["all", "scheme"])
-def test_a_model_is_as_it_was_where_it_is_stopped(train):
+def test_an_interrupted_model_is_restored(train):
     model, ids = hf_models.make("bert"), words.rows()
     before = hf_models.output(model, input_ids=ids)
 
@@ -61,12 +61,12 @@ def test_a_model_is_as_it_was_where_it_is_stopped(train):
     assert str(locant.native(model)).startswith("absolute")
 
 
-@pytest.mark.parametrize(("kind", "turned"), [("bert", False), ("gpt2", False), ("llama", True), ("gpt_neox", True)])
-def test_queries_are_turned_where_positions_were_inside_the_product(kind, turned):
-    assert adapting._rotates(hf_models.make(kind)) == turned
+@pytest.mark.parametrize(("kind", "changed"), [("bert", False), ("gpt2", False), ("llama", True), ("gpt_neox", True)])
+def test_queries_of_rotary_models_change(kind, changed):
+    assert adapting._rotates(hf_models.make(kind)) == changed
 
 
-def test_what_the_caller_had_is_as_it_was():
+def test_the_state_of_the_caller_is_restored():
     def everything(model):
         drawn = (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist())
         return drawn, model.training, model.config.use_cache, transformers.utils.logging.get_verbosity()
@@ -83,13 +83,13 @@ def test_what_the_caller_had_is_as_it_was():
     assert everything(model) == before
 
 
-def test_lines_that_are_measured_on_are_not_trained_on():
+def test_held_out_lines_are_not_trained_on():
     for count in (2, 5, 19, 20, 21, 100, 639, 640, 5000):
         lines = [str(number) for number in range(count)]
         held, rest = adapting.held_out(lines), adapting.trained_on(lines)
         assert held
         assert sorted([*held, *rest]) == sorted(lines)
-    assert held[:16] == [str(number) for number in range(304, 320)]  # a text, not lines of many
+    assert held[:16] == [str(number) for number in range(304, 320)]  # blocks of lines
 
 
 def test_a_model_is_adapted_past_its_length():
@@ -98,7 +98,7 @@ def test_a_model_is_adapted_past_its_length():
     assert done.rows[3].agreement > done.rows[2].agreement
 
 
-def test_parts_keep_their_modes_and_configs_their_entries():
+def test_modes_of_modules_and_entries_of_configs_stay():
     model = hf_models.make("distilbert").train()
     model.embeddings.eval()
     adapted(model, budget="2steps")

@@ -99,8 +99,8 @@ def test_loss_inputs_from_windows_have_the_positions_of_the_loss():
     ids = torch.cat([torch.tensor([0]), words.rows(1, 33)[0], torch.tensor([2])])[None]
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     original = Teacher(model, NextTokenAgreement(), Windows(TOKENS, 16, causal=True))
-    said, states = original.loss_inputs(batch)
-    torch.testing.assert_close(said, original.outputs(batch)[:, NextTokenAgreement().kl_positions(batch)])
+    logits, states = original.loss_inputs(batch)
+    torch.testing.assert_close(logits, original.outputs(batch)[:, NextTokenAgreement().kl_positions(batch)])
     assert states.shape[:3] == (1, 35, model.config.num_hidden_layers)
 
 
@@ -186,15 +186,15 @@ def test_every_window_of_a_long_text_has_its_label():
     kind, windows = agreement_for(model, TOKENS, causal=False), Windows(TOKENS, 20, causal=False, whole=40)
     ids = torch.cat([torch.tensor([[0]]), words.rows(1, 60), torch.tensor([[2]])], 1)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    said = Teacher(model, kind, windows).outputs(batch)[0, 1:-1]
+    logits = Teacher(model, kind, windows).outputs(batch)[0, 1:-1]
     for start, end, first, last in windows.pieces(60):
         with torch.no_grad():
             alone = model(input_ids=torch.cat([ids[:, :1], ids[:, 1 + start : 1 + end], ids[:, -1:]], 1)).logits
-        torch.testing.assert_close(said[first:last], alone.expand(last - first, -1))
-    assert len(set(said.argmax(-1).tolist())) > 1
-    mean = int(said.softmax(-1).mean(0).argmax())
+        torch.testing.assert_close(logits[first:last], alone.expand(last - first, -1))
+    assert len(set(logits.argmax(-1).tolist())) > 1
+    mean = int(logits.softmax(-1).mean(0).argmax())
     for label in range(3):
         one = torch.nn.functional.one_hot(torch.tensor(label), 3).float().expand(1, 62, -1)
-        whole = torch.cat([said[:1], said, said[-1:]])[None]
+        whole = torch.cat([logits[:1], logits, logits[-1:]])[None]
         whole[:, 0] = whole[:, -1] = 0.0  # equal shares for what stands around
         assert kind.measure(whole, 9 * one, batch) == (float(label == mean), 1)

@@ -1,4 +1,4 @@
-"""What cannot be fitted or adapted is refused before anything changes."""
+"""`fit` and `adapt` raise on impossible arguments before anything changes."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests import hf_models, words
 from tests.adaptations import TOKENS, adapted, fitted
 
 
-def test_what_cannot_be_done_is_refused():
+def test_impossible_arguments_of_adapt_raise():
     with pytest.raises(ValueError, match="train must be one of scheme, all"):
         adapted(hf_models.make("bert"), train="some")
     with pytest.raises(ValueError, match="a budget must look like"):
@@ -17,17 +17,17 @@ def test_what_cannot_be_done_is_refused():
         adapted(hf_models.make("t5"))
 
 
-def test_a_model_that_was_swapped_is_not_taken_for_an_original():
+def test_a_swapped_model_is_no_original():
     with pytest.raises(ValueError, match="swapped already"):
         adapted(locant.swap(hf_models.make("bert"), "alibi"))
 
 
-def test_half_precision_is_refused():
+def test_half_precision_raises():
     with pytest.raises(ValueError, match=r"call model\.float\(\)"):
         adapted(hf_models.make("bert").bfloat16())
 
 
-def test_tokens_the_model_does_not_know_are_refused():
+def test_a_tokenizer_with_more_tokens_than_the_model_raises():
     model = hf_models.make("bert", vocab_size=10)
     for run in (adapted, lambda model: locant.fit(model, "tisa", words.text(), tokenizer=TOKENS)):
         with pytest.raises(ValueError, match="but BertModel has 10 tokens; pass the tokenizer"):
@@ -35,15 +35,15 @@ def test_tokens_the_model_does_not_know_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [({"seed": -1}, "seed must be"), ({"length": "32"}, "length must be"), ({"budget": 4}, "budget must look like")],
 )
-def test_numbers_are_checked_before_anything_is_done(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_impossible_numbers_raise(options, message):
+    with pytest.raises(ValueError, match=message):
         adapted(hf_models.make("bert"), **options)
 
 
-def test_broken_weights_and_modes_without_gradients_are_refused():
+def test_weights_that_are_not_finite_and_inference_mode_raise():
     model = hf_models.make("bert")
     with torch.inference_mode(), pytest.raises(ValueError, match="inference_mode"):
         fitted(model, "tisa")
@@ -53,7 +53,7 @@ def test_broken_weights_and_modes_without_gradients_are_refused():
         fitted(model, "tisa")
 
 
-def test_what_cannot_be_fitted_is_refused():
+def test_impossible_arguments_of_fit_raise():
     swapped = locant.swap(hf_models.make("bert"), "tisa")
     with pytest.raises(ValueError, match="swapped already"):
         fitted(swapped, "alibi")
@@ -66,8 +66,8 @@ def test_what_cannot_be_fitted_is_refused():
 
 
 def test_lengths_must_be_possible():
-    for options, said in (({"length": 0}, "at least 8"), ({"tokens": 0}, "tokens must be at least 1")):
-        with pytest.raises(ValueError, match=said):
+    for options, message in (({"length": 0}, "at least 8"), ({"tokens": 0}, "tokens must be at least 1")):
+        with pytest.raises(ValueError, match=message):
             locant.fit(hf_models.make("bert"), "tisa", words.text(), tokenizer=TOKENS, **options)
 
 

@@ -11,7 +11,7 @@ from tests.adaptations import TOKENS, fitted, t5
 
 
 @pytest.mark.parametrize("spec", ["t5", "toeplitz"])
-def test_a_bias_is_found_again(spec):
+def test_a_fit_recovers_a_bias(spec):
     model, ids = t5(), words.rows()
     with torch.no_grad():
         before = model(input_ids=ids).last_hidden_state
@@ -65,7 +65,7 @@ def test_a_scheme_without_parameters_gets_a_notice(spec):
     assert f"{spec} has no parameters" in str(found)
 
 
-def test_it_is_the_same_again_and_draws_no_random_numbers():
+def test_a_fit_is_reproducible_and_draws_no_random_numbers():
     state = torch.random.get_rng_state()
     first, second = (fitted(hf_models.make("gpt2"), "tisa").heads for _ in range(2))
     assert first == second
@@ -77,7 +77,7 @@ def test_it_is_the_same_again_and_draws_no_random_numbers():
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_a_model_is_left_as_it_was_where_fitting_fails(monkeypatch):
+def test_a_model_is_restored_if_its_fit_fails(monkeypatch):
     model, ids = hf_models.make("bert"), words.rows()
     before = hf_models.output(model, input_ids=ids)
 
@@ -90,11 +90,11 @@ def test_a_model_is_left_as_it_was_where_fitting_fails(monkeypatch):
     assert torch.equal(hf_models.output(model, input_ids=ids), before)
 
 
-def test_a_sum_starts_as_its_part():
+def test_a_sum_starts_from_the_curve_of_its_part():
     assert fitted(t5(), "toeplitz+rope").explained < fitted(t5(), "toeplitz+nope").explained > 0.999
 
 
-def test_modes_are_as_they_were_where_a_fit_is_stopped(monkeypatch):
+def test_modes_are_restored_if_a_fit_is_interrupted(monkeypatch):
     model = hf_models.make("bert").train()
     model.encoder.layer[1].eval()
     modes = [part.training for part in model.modules()]

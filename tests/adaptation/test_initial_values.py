@@ -10,7 +10,7 @@ from locant.attention.request import prepare
 
 
 def planted(bias: torch.Tensor, *, causal: bool = False):
-    """Content and weights of an attention that had this bias [H, 2L − 1]."""
+    """Requests without the bias [H, 2L − 1], and attention weights with it."""
     h, n = bias.shape[0], (bias.shape[1] + 1) // 2
     q, k = torch.randn(6, h, n, 8), torch.randn(6, h, n, 8)
     r = torch.arange(n) - torch.arange(n)[:, None] + n - 1
@@ -25,7 +25,7 @@ def test_least_squares_finds_the_curve_up_to_a_constant(causal):
     bias = torch.randn(3, 39) * 0.5
     offsets, found, counts = initial_values.measured_curve(*planted(bias, causal=causal))
     wanted = bias[:, offsets + 19].double()
-    near = counts > 12  # a softmax says little about offsets that few pairs have
+    near = counts > 12  # attention weights determine rare offsets poorly
     apart = (found - wanted)[:, near]
     assert float((apart - apart.mean(-1, keepdim=True)).abs().max()) < 0.05
     assert bool((offsets <= 0).all()) == causal

@@ -77,7 +77,7 @@ def test_layers_with_hooks_always_run():
     assert layer_cache(model, names, [words.rows()]).layers == []
 
 
-def test_a_run_that_is_stopped_leaves_no_trace():
+def test_an_interrupted_run_restores_the_layers():
     model = locant.swap(make("llama"), "tisa")
     names = [attention.name for stack in plan_of(model).stacks for attention in stack.attentions]
     cache = layer_cache(model, names, [words.rows()])

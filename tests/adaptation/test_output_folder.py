@@ -1,4 +1,4 @@
-"""The folder of an adaptation: it resumes, refuses what does not belong to it, and opens as a model."""
+"""The folder of an adaptation: it resumes, rejects another adaptation, and opens as a model."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests import bert, hf_models, words
 from tests.adaptations import adapted
 
 
-def test_the_folder_opens_as_the_model_it_is(tmp_path):
+def test_the_folder_opens_as_the_adapted_model(tmp_path):
     torch.manual_seed(0)
     path = bert.save(tmp_path / "model")
     model, ids = locant.load(path), torch.randint(5, 60, (2, 100))
@@ -41,7 +41,7 @@ def test_the_folder_opens_as_the_model_it_is(tmp_path):
         locant.adapt(locant.load(path), "alibi", words.text(), out=tmp_path / "out")
 
 
-def test_another_adaptation_does_not_go_into_the_same_folder(tmp_path):
+def test_a_folder_rejects_another_adaptation(tmp_path):
     (tmp_path / "adapt.json").write_text('{"spec": "alibi", "steps": 3}')
     with pytest.raises(ValueError, match=r"spec: 'alibi' there, 'tisa' now"):
         adapted(hf_models.make("bert"), "tisa", out=tmp_path)
@@ -61,8 +61,8 @@ SCRIPT = """
 """
 
 
-def test_one_that_is_killed_ends_as_an_undisturbed_one(tmp_path):
-    """One process is killed, and another one, this one, resumes."""
+def test_a_killed_adaptation_resumes_and_ends_with_the_same_bits(tmp_path):
+    """Another process is killed, and this one resumes."""
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "killed")]
     (tmp_path / "killed").mkdir()
     killed = subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1"})
@@ -89,7 +89,7 @@ def test_a_budget_of_time_becomes_steps_once(tmp_path):
     assert OutputFolder(tmp_path, {}).steps(much, fit_seconds=0.0, pace=lambda: (0.5, 1.0)) == 1980
 
 
-def test_what_was_wrong_with_one_call_is_not_kept_for_the_next(tmp_path):
+def test_a_call_that_raised_leaves_nothing_in_the_folder(tmp_path):
     (tmp_path / ".lock").touch()
     for spec, budget in (("tsia", "2steps"), ("tisa", "soon")):
         with pytest.raises(ValueError, match=r"tsia|soon"):
@@ -97,7 +97,7 @@ def test_what_was_wrong_with_one_call_is_not_kept_for_the_next(tmp_path):
     assert adapted(hf_models.make("bert"), "tisa", budget="2steps", out=tmp_path).steps == 2
 
 
-def test_another_model_or_text_does_not_go_on_from_a_checkpoint(tmp_path):
+def test_another_model_or_text_does_not_resume(tmp_path):
     def stop(found, steps):
         if found.step == 10:
             raise KeyboardInterrupt
@@ -116,7 +116,7 @@ def test_another_model_or_text_does_not_go_on_from_a_checkpoint(tmp_path):
     assert adapted(hf_models.make("bert"), budget="20steps", out=tmp_path).steps == 20
 
 
-def test_one_that_stopped_by_itself_and_was_killed_then_trains_no_more(tmp_path, monkeypatch):
+def test_a_training_that_stopped_early_and_was_killed_does_no_more_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(distillation, "SCHEME_RATE", 0.0)
     monkeypatch.setattr(distillation, "EVERY", 1)
     calls = []
@@ -139,7 +139,7 @@ def test_one_that_stopped_by_itself_and_was_killed_then_trains_no_more(tmp_path,
     assert steps == []
 
 
-def test_another_tokenizer_does_not_go_on(tmp_path):
+def test_another_tokenizer_does_not_resume(tmp_path):
     def stop(found, steps):
         raise KeyboardInterrupt
 

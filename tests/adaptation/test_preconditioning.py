@@ -7,7 +7,7 @@ import locant
 from locant.adaptation import preconditioning
 
 
-def test_steps_in_units_are_those_of_a_rate_for_each_number():
+def test_scaled_steps_equal_a_learning_rate_for_each_number():
     start, unit = torch.randn(6), torch.tensor([1.0, 0.1, 10, 1, 2, 0.5])
     ours = torch.nn.Parameter(start.clone())
     optimizer = preconditioning.ScaledAdamW([{"params": [ours], "lr": 0.01}], {ours: unit})
@@ -23,6 +23,20 @@ def test_steps_in_units_are_those_of_a_rate_for_each_number():
         optimizer.step()
         plain.step()
         torch.testing.assert_close(ours.data, torch.stack([p.data for p in theirs]), msg=f"step {number}")
+
+
+def test_steps_of_a_large_parameter_are_not_rounded_away():
+    start = torch.full((3,), 8e6)
+    ours, unit = (torch.nn.Parameter(x) for x in (start.clone(), start / 8e6))
+    scaled = preconditioning.ScaledAdamW([{"params": [ours], "lr": 0.01}], {ours: 8e6})
+    plain = torch.optim.AdamW([unit], lr=0.01, weight_decay=0.0)
+    for _ in range(5):
+        gradient = torch.randn(3)
+        ours.grad, unit.grad = gradient.clone(), gradient.clone()
+        scaled.step()
+        plain.step()
+    torch.testing.assert_close(ours.data / 8e6, unit.data)
+    assert float((ours.data - start).abs().min()) > 1e4
 
 
 def test_l_bfgs_in_units_of_the_scale_finds_a_badly_scaled_minimum():

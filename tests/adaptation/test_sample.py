@@ -11,7 +11,7 @@ from tests import words
 from tests.adaptations import TOKENS
 
 
-def test_text_without_full_stops_is_read_all_over():
+def test_sequences_start_everywhere_in_text_without_full_stops():
     lines = [" ".join(f"w{5 + (n * (m + 1) + m) % 53}" for n in range(300)) for m in range(20)]
     sampler = Sampler(TOKENS, lines)
     starts = {tuple(row[:8].tolist()) for row in sampler.rows(400, 32)}
@@ -27,7 +27,7 @@ def test_chinese_sentences_are_sentences():
 @pytest.mark.parametrize(
     "text", ["/home/somebody/data/wikitext-2-raw/wiki.train.tokns", "some/where/that/is/not/there/at/all.txt"]
 )
-def test_a_path_that_is_not_there_is_not_prose(text):
+def test_a_missing_path_is_not_prose(text):
     with pytest.raises(ValueError, match=r"pathlib\.Path"):
         pieces(text)
 
@@ -37,7 +37,7 @@ def test_a_file_is_read_to_its_end(tmp_path):
     assert len(pieces(tmp_path / "text.txt")) == 3
 
 
-def test_special_tokens_of_a_tokenizer_that_knows_no_latin_letters():
+def test_special_tokens_of_a_tokenizer_without_latin_letters():
     class Tokenizer:
         def __call__(self, text, add_special_tokens=True, **options):
             ids = [5] * text.count("中")
@@ -48,7 +48,7 @@ def test_special_tokens_of_a_tokenizer_that_knows_no_latin_letters():
         special_tokens(lambda text, **options: {"input_ids": []})
 
 
-def test_rows_are_full_and_lines_come_in_an_order_of_the_seed():
+def test_rows_are_full_and_the_seed_decides_the_order():
     first, again, other = (Sampler(TOKENS, words.text(), seed=seed).rows(8, 16) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -67,8 +67,8 @@ def test_a_batch_has_whole_sentences_that_fit():
     assert long["input_ids"].shape == (1, 9)
 
 
-def test_a_line_is_tokenised_as_a_whole():
-    """What follows a space is another token in byte-level vocabularies."""
+def test_a_line_is_tokenized_as_a_whole():
+    """A word after a space is another token in byte-level vocabularies."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -85,7 +85,7 @@ def test_a_line_is_tokenised_as_a_whole():
     ]  # fmt: skip
 
 
-def test_a_sequence_goes_on_as_the_text_does():
+def test_a_sequence_continues_as_the_text_does():
     lines = ["w5 w6 w7 w8 w9 w10 w11 w12. w13 w14 w15.", "w16 w17 w18 w19 w20 w21 w22 w23 w24 w25.",
              "w26 w27 w28 w29 w30 w31 w32 w33 w34 w35."]  # fmt: skip
     for seed in range(6):
@@ -94,12 +94,12 @@ def test_a_sequence_goes_on_as_the_text_does():
         assert all(after == (before - 4) % 31 + 5 for before, after in itertools.pairwise(ids))
 
 
-def test_every_line_is_started_in_before_one_comes_again():
+def test_sequences_start_in_every_line_before_one_is_used_again():
     lines = [f"w{n} " * 20 for n in range(5, 25)]
     assert sorted(Sampler(TOKENS, lines).rows(20, 8)[:, 1].tolist()) == list(range(5, 25))
 
 
-def test_a_text_begins_again():
+def test_the_first_line_follows_the_last():
     assert Sampler(TOKENS, ["w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16."]).rows(50, 16).shape == (50, 16)
 
 

@@ -1,4 +1,4 @@
-"""What stays of a table of absolute positions when it is removed."""
+"""Two vectors of a table of absolute positions stay when it is removed."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_the_first_row_and_the_mean_of_the_others_stay():
     torch.testing.assert_close(left.rest, table[1:32].mean(0))
 
 
-def test_what_a_table_leaves_is_left_once():
+def test_every_layer_of_a_spec_gets_first_once():
     assert with_first("tisa") == "tisa+first"
     assert with_first("tisa+first") == "tisa+first"
     assert with_first("tisa:kernels=2/alibi") == "tisa:kernels=2+first/alibi+first"
@@ -29,7 +29,7 @@ def test_what_a_table_leaves_is_left_once():
 
 
 @pytest.mark.parametrize("spec", ["tisa:kernels=3 + first", "tisa:kernels=3+First", "tisa:kernels=3+first"])
-def test_what_a_table_leaves_is_added_once(spec):
+def test_a_spec_that_has_first_keeps_it(spec):
     models = [hf_models.make("bert"), hf_models.make("bert")]
     for model, each in zip(models, (spec, "tisa:kernels=3"), strict=True):
         locant.fit(model, each, words.text(), tokenizer=TOKENS, length=16, tokens=64)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import locant
-from locant.analysis import distance, text
+from locant.analysis import distance
 from tests import hf_models
 
 L = 64
@@ -106,36 +106,6 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="contain NaN or infinity"):
         distance.by_distance(model, torch.randint(3, 60, (2, 20)))
     assert locant.hf.plan.plan_of(model) is None  # put back all the same
-
-
-class Tokenizer:
-    """Letters are tokens; 1 and 2 stand around a text."""
-
-    def __call__(self, words, add_special_tokens=True, verbose=True):
-        ids = [ord(letter) for letter in words]
-        return {"input_ids": [1, *ids, 2] if add_special_tokens else ids}
-
-
-def test_text_is_cut_into_sequences():
-    ids = text.sequences(Tokenizer(), "abcdefghij" * 10, count=3, length=12)
-    assert ids.shape == (3, 12)
-    assert ids[:, 0].tolist() == [1, 1, 1]
-    assert ids[:, -1].tolist() == [2, 2, 2]
-    assert ids[1, 1:-1].tolist() == [ord(letter) for letter in "abcdefghij"]
-    with pytest.raises(ValueError, match="the text has 10 tokens; 3 sequences of 12 need 30"):
-        text.sequences(Tokenizer(), "abcdefghij", count=3, length=12)
-    assert len(text.default_text()) > 100_000
-    assert text.usable(Tokenizer())
-
-
-def test_an_empty_tokenizer_is_not_used():
-    class Empty(Tokenizer):
-        unk_token_id = 7
-
-        def __call__(self, words, **how):
-            return {"input_ids": [7] * len(words.split())}
-
-    assert not text.usable(Empty())
 
 
 def test_a_model_in_training_is_left_in_training():

@@ -4,21 +4,24 @@ import os
 import signal
 import socket
 import sys
+import threading
 
 import pytest
 
-from locant.experiments.comparison import DATA, where
-from locant.experiments.workers import LocalWorkers
+from locant.experiments import ray_cluster
+from locant.experiments.comparison import DATA, open_folder, where
 from locant.runs import files, run_folder
-from tests.experiments.test_survival import STEPS, assert_same, compared
+from tests.experiments.processes import PAUSE, STEPS, assert_same, pausing_once_on_ray
 
 ray = pytest.importorskip("ray", reason="ray is an extra: pip install 'locant[ray]'")
 
 from locant.experiments.ray_cluster import RayCluster, _check_address, _timed  # noqa: E402
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster():
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False,
@@ -28,29 +31,23 @@ def cluster(tmp_path_factory):
     ray.shutdown()
 
 
-@pytest.fixture(scope="module")
-def comparison(tmp_path_factory):
-    out = tmp_path_factory.mktemp("ray") / "out"
-    return out, compared(out, ["native", "tisa"])
-
-
-def test_a_worker_killed_in_the_middle_is_replaced_and_the_numbers_are_those_of_one_machine(cluster, comparison):
-    out, compared = comparison
+@pytest.mark.slow
+def test_a_worker_killed_in_the_middle_is_replaced_and_the_numbers_are_those_of_one_machine(
+    cluster, whole, tmp_path, monkeypatch
+):
     assert cluster.slots == 2
-    runs = [(run, where(out, run)) for run in compared.runs()]
-    victim, killed = where(out, compared.runs()[1]), 0
-    for _ in cluster.work(runs, out / DATA):
-        if not killed and len(files.lines(victim / run_folder.METRICS)) > STEPS // 3:
+    monkeypatch.setattr(ray_cluster, "_do_run", pausing_once_on_ray)  # so that it cannot end before it is killed
+    chosen = [run for run in open_folder(whole).runs() if run.scheme in ("native", "tisa")]
+    runs = [(run, where(tmp_path, run)) for run in chosen]
+    victim, killed = next(here for run, here in runs if run.scheme == "tisa"), 0
+    for _ in cluster.work(runs, whole / DATA):
+        if not killed and len(files.lines(victim / run_folder.METRICS)) == PAUSE:
             killed = files.read_json(victim / "run.json")["process"]
             os.kill(killed, signal.SIGKILL)
     assert killed
     assert killed != os.getpid()
-
-    alone = [(run, out / "alone" / run.name) for run in compared.runs()]
-    for _ in LocalWorkers(1).work(alone, out / DATA):
-        pass
-    for (_, here), (_, undisturbed) in zip(runs, alone, strict=True):
-        assert_same(here, undisturbed)
+    for run, here in runs:
+        assert_same(here, where(whole, run))
         assert not (here / run_folder.FAILED).exists()
     # Its steps were written twice, the second time from a checkpoint on; they are there once.
     assert [row["step"] for row in files.lines(victim / run_folder.METRICS) if row["kind"] == "step"] == [
@@ -58,16 +55,18 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_numbers_are_those_of_
     ]
 
 
-def test_a_step_is_timed_on_the_cluster(cluster, comparison):
-    out, compared = comparison
-    assert 0 < cluster.seconds_of_a_step(compared.work, "native", out / DATA) < 60
-    assert _timed(compared.work, "nothing", out / DATA).startswith("nothing cannot be trained on ")
+@pytest.mark.slow
+def test_a_step_is_timed_on_the_cluster(cluster, whole):
+    work, whole_machine = open_folder(whole).work, RayCluster("local", 2)
+    assert whole_machine.slots == 1
+    assert 0 < whole_machine.seconds_of_a_step(work, "native", whole / DATA) < 60
+    assert _timed(work, "nothing", whole / DATA).startswith("nothing cannot be trained on ")
 
 
-def test_a_folder_that_is_not_shared_is_said_to_be(cluster, comparison, tmp_path):
-    _, compared = comparison
+def test_a_folder_that_is_not_shared_is_said_to_be(cluster, whole, tmp_path):
+    run = open_folder(whole).runs()[0]
     with pytest.raises(OSError, match="must share the output folder"):
-        for _ in cluster.work([(compared.runs()[0], tmp_path / "run")], tmp_path / "elsewhere"):
+        for _ in cluster.work([(run, tmp_path / "run")], tmp_path / "elsewhere"):
             pass
 
 
@@ -112,7 +111,6 @@ def test_something_else_at_the_address(answer, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         if answer:
-            import threading
 
             def serve() -> None:
                 connection, _ = server.accept()

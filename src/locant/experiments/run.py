@@ -6,6 +6,7 @@ Functions import transformers and modules that load it: it takes seconds, and th
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import math
 import os
@@ -13,6 +14,7 @@ import platform
 import resource
 import shutil
 import time
+import traceback
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,9 +83,24 @@ def execute(run: Run, folder: Path, data: Path) -> None:
     arguments = training_arguments(run, folder)
     try:
         _execute(run, folder, data, arguments, began)
+    except Exception as problem:
+        if arguments.world_size > 1:
+            traceback.clear_frames(problem.__traceback__)  # their variables hold the Trainer
+        raise
     finally:
         if arguments.world_size > 1:
-            torch.distributed.destroy_process_group()
+            _leave_process_group()
+
+
+def _leave_process_group() -> None:
+    """Disconnects the processes of a run and ends the threads of the connection.
+
+    The threads end when nothing refers to the process group any more, and the Trainer does, from a reference cycle. A
+    thread of gloo that is left may drop the last reference to a tensor while the interpreter shuts down. Python before
+    3.14 then aborts: "terminate called without an active exception".
+    """
+    gc.collect()
+    torch.distributed.destroy_process_group()
 
 
 def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, began: float) -> None:

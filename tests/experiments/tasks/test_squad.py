@@ -385,7 +385,7 @@ def test_one_file_is_parted_by_articles_or_paragraphs(count, tmp_path):
 def test_a_file_with_too_little_to_keep_some_for_testing(tmp_path):
     path = tmp_path / "few.json"
     path.write_text(content(articles(0, 2)), encoding="utf-8")
-    assert "has 4 paragraphs; at least 20" in refused(path, tmp_path)
+    assert "has 4 paragraphs; it needs at least 20" in refused(path, tmp_path)
 
 
 def test_answers_that_are_not_where_they_say_are_left_out_and_counted(tmp_path):
