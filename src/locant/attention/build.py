@@ -116,7 +116,7 @@ def _compile(command: list[str], path: Path) -> None:
             [*command, str(SOURCE), "-o", str(unfinished), "-lm"], capture_output=True, text=True, timeout=120,
             check=True,
         )  # fmt: skip
-        library = unfinished.read_bytes()
+        library = unfinished.read_bytes() if unfinished.exists() else b""
         if not library:
             raise OSError(f"{command[0]} wrote nothing")
         unfinished.chmod(0o755)  # for other users of the same cache
