@@ -1,4 +1,4 @@
-"""Bad input to attend: what was got, what was expected, what to do."""
+"""Errors of attend for bad input: they name the value that was got, the one expected, and the remedy."""
 
 import pytest
 import torch
@@ -32,21 +32,6 @@ from tests import cases
 def test_attend(arguments, error, message):
     with pytest.raises(error, match=message):
         locant.attend(*cases.tensors(), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("spec", "uses"),
-    [("huang1", "gain"), ("huang2", "gain"), ("huang3", "gain"), ("shaw", "value"), ("shaw+huang1", "gain and value")],
-)
-def test_a_named_back_end_never_falls_back(spec, uses):
-    scheme = cases.build(spec)
-    name = str(scheme).replace("+", r"\+")
-    message = (
-        rf"impl='sdpa' cannot do this: {name} uses {uses}, which do not fit into a mask; use impl='auto' or 'eager'"
-    )
-    with pytest.raises(ValueError, match=message):
-        locant.attend(*cases.tensors(), scheme, impl="sdpa")
-    assert locant.attend(*cases.tensors(), scheme).shape == (2, 4, 9, 8)
 
 
 def test_tensors_that_do_not_fit():

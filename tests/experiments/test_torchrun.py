@@ -18,13 +18,12 @@ import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import LaunchConfig, elastic_launch
-from typer.testing import CliRunner
 
-from locant.cli import app
 from locant.experiments import fork_server
 from locant.experiments.comparison import DATA, open_folder, where
 from locant.experiments.workers import LocalWorkers, do_run
 from locant.runs import files, run_folder
+from tests.command_line import locant_command
 from tests.experiments.processes import PRESET, STEPS, compared, complete, numbers, together
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -178,7 +177,7 @@ def test_the_command_does_one_run_in_two_processes(tmp_path):
         [*torchrun, *words, str(tmp_path / "two")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        one = CliRunner().invoke(app, [*words, str(tmp_path / "one")])
+        one = locant_command(*words, tmp_path / "one")
         printed, problems = two.communicate(timeout=300)
     finally:
         two.kill()

@@ -12,10 +12,10 @@ Back ends:
 `impl="auto"` takes the first of these:
 
     1. `eager` under a transform of `torch.func` and in forward-mode differentiation.
-    2. `sdpa` where positions cost it little (`cheap_for_sdpa`). Either of
-         - no terms, no mask, and not causal, or causal with consecutive positions and as many queries as keys;
+    2. `sdpa` where positions cost it little (`cheap_for_sdpa`), which is one of
          - decoding (`Request.decoding`) with no terms or a bias alone;
-         - a bias alone for one sequence on a CPU: consecutive positions, no mask, not causal, gradients disabled.
+         - a bias alone for one sequence on a CPU: consecutive positions, no mask, not causal, gradients disabled;
+         - no terms, no mask, and not causal, or causal with consecutive positions and as many queries as keys.
     3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
        CUDA devices; `sdpa`, `eager` elsewhere.
 
@@ -84,7 +84,7 @@ def _choose_automatically(request: Request) -> Backend:
 
 
 def cheap_for_sdpa(request: Request) -> bool:
-    """Whether positions cost `sdpa` little: rule 2 of `impl="auto"`, in the order it is stated."""
+    """Whether positions cost `sdpa` little: rule 2 of `impl="auto"`."""
     if sdpa_unsupported(request) is not None or request.terms.used() not in ((), ("bias",)):
         return False
     has_bias = bool(request.terms.used())

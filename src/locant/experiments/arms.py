@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from locant import notation
 from locant.experiments.presets import Preset
 from locant.experiments.tasks import Task
 from locant.experiments.tasks.task import Setting, longest, too_long
@@ -31,14 +32,7 @@ NATIVE = "native"
 
 def specs(text: str) -> list[str]:
     """Splits `tisa,huang4:clip=64,heads=own,nope` into three specs. A comma before an option belongs to its scheme."""
-    found: list[str] = []
-    for piece in (piece.strip() for piece in text.split(",")):
-        if not piece:
-            raise ValueError(f"the schemes {text!r} have an empty place between two commas")
-        if found and re.match(r"[a-z_0-9]+\s*=", piece):
-            found[-1] += f",{piece}"
-        else:
-            found.append(piece)
+    found = notation.split(text)
     for spec in found:
         parts = re.split(r"[+/]", spec)
         if not all(part.strip() for part in parts) or parts.count(NATIVE) > 1:
