@@ -1,4 +1,4 @@
-"""Folders of comparisons as runs leave them, from numbers that are made up."""
+"""Writes folders of comparisons as runs leave them, from invented numbers."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def folder_of(out: Path, comparison: Comparison, scheme: str, seed: int) -> Path
 
 
 def begun(out: Path, comparison: Comparison, scheme: str, seed: int, score: float = 4.0, upto: int = STEPS) -> Path:
-    """A run that has logged so many steps: its loss falls from 8 to its score; schemes with a table log R² too."""
+    """A run that has logged `upto` steps: its loss falls from 8 to its score; schemes with a table also log R²."""
     here = folder_of(out, comparison, scheme, seed)
     rows: list[dict[str, Any]] = []
     for step in range(2, upto + 1, 2):

@@ -1,3 +1,4 @@
+import gc
 import os
 import shutil
 
@@ -6,6 +7,12 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything the tests need is here; before transformers is imported
 torch.set_num_threads(1)  # the tests run in two processes
+
+
+def pytest_collection_finish() -> None:
+    """Takes the objects of imported modules out of garbage collection: it would scan all of them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import weakref
 from functools import partial
 from pathlib import Path
@@ -242,16 +243,22 @@ def comparer(out: Path, data: Path, limit: int, sender: Any) -> None:
     os.dup2(sender.fileno(), 1)
     os.dup2(sender.fileno(), 2)
     fork_server.start = lambda: multiprocessing.get_context("fork")
-    compare(out, data, limit)
+    compare(out, data, limit, comparers=0 if limit else 2)
 
 
-def compare(out: Path, data: Path, limit: int = 0) -> None:
-    """Does what is left of a comparison of two seeds, and prints the processes that it started."""
+def compare(out: Path, data: Path, limit: int = 0, comparers: int = 0) -> None:
+    """Does what is left of a comparison of two seeds, and prints the processes that it started.
+
+    It waits until as many comparers as `comparers` have begun.
+    """
     if limit:
         begun = open_folder(out)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     else:
         begun = compared(out, SCHEMES[:3], data=str(data), seeds=[0, 1], check=lambda *arguments: None)
+    out.with_suffix(f".{os.getpid()}").touch()
+    while len(list(out.parent.glob(f"{out.name}.*"))) < comparers:
+        time.sleep(0.01)
     started: set[int] = set()
     while runs := [(run, where(out, run)) for run in pending(out, begun)]:
         for steps in (LocalWorkers(1).work(runs, out / DATA), wait_for_others(runs)):

@@ -1,4 +1,4 @@
-"""Comparisons: where the data comes from, that all schemes get the same, and that what cannot be is said first."""
+"""Comparisons: the data, the same conditions for all schemes, and errors before anything is trained."""
 
 import json
 import math
@@ -27,9 +27,9 @@ def words(tmp_path_factory):
 
 
 def begin(out, words, **changes):
-    asked = {"task": "clm", "schemes": ["nope"], "data": words, "model": None, "seeds": [0], "preset": TINY,
+    settings = {"task": "clm", "schemes": ["nope"], "data": words, "model": None, "seeds": [0], "preset": TINY,
              "budget": Budget(steps=4), "calibrate": lambda *_: 0.5}  # fmt: skip
-    return comparison.begin(out, **{**asked, **changes})
+    return comparison.begin(out, **{**settings, **changes})
 
 
 class TestPreset:
@@ -48,7 +48,7 @@ class TestPreset:
             ("quick:width=100,heads=3", "not a multiple"),
         ],
     )
-    def test_mistakes_are_said(self, text, message):
+    def test_mistakes_have_an_error(self, text, message):
         with pytest.raises(ValueError, match=message):
             find_preset(text, SCRATCH)
 
@@ -70,7 +70,7 @@ class TestSchemes:
         ]  # fmt: skip
 
     @pytest.mark.parametrize(("text", "message"), [("tisa,,nope", "empty place"), ("tisa,nope,tisa", "twice")])
-    def test_mistakes_are_said(self, text, message):
+    def test_mistakes_have_an_error(self, text, message):
         with pytest.raises(ValueError, match=message):
             arms.specs(text)
 
@@ -114,7 +114,7 @@ class TestTheSameForAll:
             found = begin(tmp_path / name, words, task=name)
             here, job = load_setting(found.work, tmp_path / name / comparison.DATA), find_task(name)
             few, many = job.examples(here, 1, 8), job.examples(here, 1, 200)
-            many[150]  # asked for in another order
+            many[150]  # read in another order
             for n in (7, 0, 3):
                 assert torch.equal(few[n]["input_ids"], many[n]["input_ids"])
             other = job.examples(here, 2, 8)
@@ -156,7 +156,7 @@ class TestLanguage:
         for test in job.evaluate(model, here):
             places = [at for at, _ in test.by_position]
             assert places == list(range(0, test.length, 2))
-            sizes = [1 if at % 16 == 14 else 2 for at in places]  # what comes first in a window of 16 is not scored
+            sizes = [1 if at % 16 == 14 else 2 for at in places]  # the first token of a window of 16 is not scored
             mean = math.fsum(size * loss for size, (_, loss) in zip(sizes, test.by_position, strict=True)) / sum(sizes)
             assert mean == pytest.approx(test.values["loss"], rel=1e-6)
 
@@ -179,10 +179,10 @@ class TestLanguage:
         examples = job.examples(here, 0, 400)
         rows = [examples[n] for n in range(400)]
         inputs, labels = (torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels"))
-        asked = labels != -100
-        assert 0.13 < asked.float().mean() < 0.17
-        masked = inputs[asked] == here.tokenizer.mask_token_id
-        kept = inputs[asked] == labels[asked]
+        chosen = labels != -100
+        assert 0.13 < chosen.float().mean() < 0.17
+        masked = inputs[chosen] == here.tokenizer.mask_token_id
+        kept = inputs[chosen] == labels[chosen]
         assert 0.75 < masked.float().mean() < 0.85
         assert 0.06 < kept.float().mean() < 0.14
 
@@ -194,7 +194,7 @@ class TestLanguage:
         losses = [line["loss"] for line in files.lines(tmp_path / "run" / run_folder.METRICS) if line["kind"] == "step"]
         assert losses[-1] < losses[0] - 1
 
-    def test_a_text_too_short_is_said_with_its_size(self, tmp_path):
+    def test_a_text_too_short_has_its_size_in_the_error(self, tmp_path):
         (tmp_path / "a.txt").write_text("a few words\n" * 5)
         with pytest.raises(ValueError, match=r"has \d+ tokens to (train|test) on"):
             begin(tmp_path / "out", str(tmp_path / "a.txt"))
@@ -246,7 +246,7 @@ class TestFolder:
         with pytest.raises(ValueError, match=message):
             begin(tmp_path, words, schemes=schemes)
 
-    def test_a_model_that_is_not_there_is_said(self, tmp_path, words):
+    def test_a_model_that_does_not_exist(self, tmp_path, words):
         with pytest.raises(ValueError, match="no such shape"):
             begin(tmp_path, words, model="./nowhere")
 
@@ -260,9 +260,9 @@ class TestFolder:
         assert {"run.json", "metrics.jsonl", "model.safetensors", "DONE", "tokenizer.json"} <= {
             path.name for path in here.iterdir()
         }
-        said = json.loads((here / "run.json").read_text())
-        assert (said["scheme"], said["seed"], said["task"], said["steps"]) == ("tisa", 0, "clm", 4)
-        assert {"versions", "host", "threads", "began"} <= said.keys()
+        about = json.loads((here / "run.json").read_text())
+        assert (about["scheme"], about["seed"], about["task"], about["steps"]) == ("tisa", 0, "clm", 4)
+        assert {"versions", "host", "threads", "began"} <= about.keys()
         kept = locant.load(here)
         assert "tisa" in str(locant.native(kept))
         assert kept.config.use_cache  # Trainer turns it off: text would be written in quadratic time

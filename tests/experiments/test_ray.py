@@ -63,7 +63,7 @@ def test_a_step_is_timed_on_the_cluster(cluster, whole):
     assert _timed(work, "nothing", whole / DATA).startswith("nothing cannot be trained on ")
 
 
-def test_a_folder_that_is_not_shared_is_said_to_be(cluster, whole, tmp_path):
+def test_a_folder_that_is_not_shared(cluster, whole, tmp_path):
     run = open_folder(whole).runs()[0]
     with pytest.raises(OSError, match="must share the output folder"):
         for _ in cluster.work([(run, tmp_path / "run")], tmp_path / "elsewhere"):
@@ -79,7 +79,7 @@ def test_runs_that_fit_on_no_machine_are_refused(cluster):
         RayCluster("local", 64)
 
 
-# What is not there is asked for in processes without a cluster: these need none.
+# These need no cluster.
 @pytest.mark.parametrize(
     ("address", "words"),
     [
@@ -94,7 +94,7 @@ def test_a_cluster_that_is_not_there(address, words, monkeypatch):
         RayCluster(address, 1)
 
 
-def test_a_cluster_that_lets_nobody_in_says_why(monkeypatch):
+def test_a_cluster_that_refuses_access(monkeypatch):
     def refusing(**options):
         raise ConnectionError("Failed to connect") from RuntimeError("Traceback:\n  …\nthe token is missing\n")
 
@@ -123,7 +123,7 @@ def test_something_else_at_the_address(answer, monkeypatch):
             RayCluster(address, 1)
 
 
-def test_without_ray_it_is_said_how_to_get_it(monkeypatch):
+def test_without_ray_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'locant\[ray\]'"):
         RayCluster("auto", 1)

@@ -139,7 +139,7 @@ def assert_as_one(here: Path, alone: Path) -> None:
         torch.testing.assert_close(trained[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_two_processes_that_diverge_say_so_once_and_end(tmp_path):
+def test_two_processes_that_diverge_end_with_one_reason(tmp_path):
     out = tmp_path / "out"
     compared(out, ["tisa"], preset=f"{PRESET},scheme_rate=1e30")
     here = tmp_path / "run"

@@ -133,21 +133,21 @@ def test_an_example_depends_on_its_seed_and_number_alone(tmp_path):
 
 @pytest.mark.usefixtures("_any_length")
 def test_tests_are_the_same_for_every_seed_and_no_training_example(tmp_path):
-    asked = []
+    inputs = []
 
-    class Listening(Answering):
+    class Recording(Answering):
         def forward(self, input_ids):
-            asked.append(input_ids.tolist())
+            inputs.append(input_ids.tolist())
             return super().forward(input_ids)
 
     here, algo = setting("copy", tmp_path, length=12, longest=1), find_task("algo:copy")
-    list(algo.evaluate(Listening(), here))
-    list(algo.evaluate(Listening(), here))
-    assert asked[0] == asked[1]
+    list(algo.evaluate(Recording(), here))
+    list(algo.evaluate(Recording(), here))
+    assert inputs[0] == inputs[1]
     trained = {
         tuple(algo.examples(here, seed, 100)[at]["input_ids"].tolist()) for seed in range(14) for at in range(100)
     }
-    assert not trained & {tuple(row) for row in asked[0]}
+    assert not trained & {tuple(row) for row in inputs[0]}
 
 
 def test_the_tokenizer_has_one_token_for_a_symbol(tmp_path):
@@ -160,7 +160,7 @@ def test_the_tokenizer_has_one_token_for_a_symbol(tmp_path):
         assert tokenizer("b c key 4 =")["input_ids"] == [VOCABULARY[token] for token in ("b", "c", "key", "4", "=")]
 
 
-# ---- what is refused ------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------
 
 
 def test_data_is_refused(tmp_path):
@@ -228,15 +228,15 @@ def test_sizes_double(tmp_path):
     here = setting("copy", tmp_path, longest=8)
     made = arms.build(find_task("algo:copy"), here, "gpt2", "nope", seed=0).eval()
     assert [each.length for each in find_task("algo:copy").evaluate(made, here)] == [5, 10, 20, 40]
-    said = find_task("algo:copy").prepare(None, here, 10)
-    assert said == "copy, generated on demand: sizes 1 to 5, tested at 5, 10, 20, 40"
+    about = find_task("algo:copy").prepare(None, here, 10)
+    assert about == "copy, generated on demand: sizes 1 to 5, tested at 5, 10, 20, 40"
 
 
 # ---- scores ---------------------------------------------------------------------------------------
 
 
 class Answering(nn.Module):
-    """Knows the next token, but for the places it is told to be wrong at: (row, place in the answer)."""
+    """A model that predicts every next token except at some places: (row, place in the answer)."""
 
     def __init__(self, wrong=(), answer=5):
         super().__init__()

@@ -1,4 +1,4 @@
-"""GLUE: the files of its nine tasks, its metrics against other code, and what is said about files that are wrong."""
+"""GLUE: the files of its nine tasks, its metrics against other code, and the errors for malformed files."""
 
 import gzip
 import lzma
@@ -116,9 +116,9 @@ def test_all_nine_tasks_are_there():
 def test_a_line_becomes_its_texts_and_its_label(name, where, tmp_path):
     write(tmp_path / "glue" / name, name)
     here, glue = setting(tmp_path / "out"), find_task(f"glue:{name}")
-    said = glue.prepare(str(tmp_path / "glue" / (name if where == "folder" else "")), here, 0)
-    assert said.startswith("12 examples of ")
-    assert f"tested on {8 * len(parts_of(name))} others" in said
+    about = glue.prepare(str(tmp_path / "glue" / (name if where == "folder" else "")), here, 0)
+    assert about.startswith("12 examples of ")
+    assert f"tested on {8 * len(parts_of(name))} others" in about
     examples = glue.examples(here, 0, 12)
     got = sorted((here.tokenizer.decode(x["input_ids"]), float(x["labels"])) for x in (examples[n] for n in range(12)))
     wanted = []
@@ -162,7 +162,7 @@ def test_no_more_lines_than_a_run_sees_and_from_all_over(tmp_path):
     glue.prepare(str(tmp_path), here, 10)
     assert sorted({int(n) for n in glue.examples(here, 0, 100).order}) == list(range(10))
     assert len(glue.examples(here, 0, 100)) == 100
-    model = Parrot(2)
+    model = Counter(2)
     list(glue.evaluate(model, here))
     assert model.rows == 9
 
@@ -198,7 +198,7 @@ def test_a_folder_of_something_else(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "said"),
+    ("name", "wrong", "message"),
     [
         ("CoLA", "2", "has 0, 1"),
         ("RTE", "maybe", "has entailment, not_entailment"),
@@ -209,12 +209,12 @@ def test_a_folder_of_something_else(tmp_path):
         ("QQP", "", "has 0, 1"),
     ],
 )
-def test_a_label_out_of_range(name, wrong, said, tmp_path):
+def test_a_label_out_of_range(name, wrong, message, tmp_path):
     write(tmp_path, name)
     text = content(name, 4) + line(name, 4, "a", "b", wrong) + "\n"
     (tmp_path / "train.tsv").write_text(text, encoding="utf-8")
     error = refused(name, tmp_path, tmp_path)
-    assert said in error
+    assert message in error
     assert f"line {5 if name == 'CoLA' else 6}: " in error
 
 
@@ -242,9 +242,9 @@ def test_qqp_has_a_few_lines_that_are_left_out_and_counted(tmp_path):
     lines = content("QQP", 300).rstrip("\n").split("\n")
     lines[7], lines[90] = "3\t4\thow is", lines[90] + "\tmore"
     (tmp_path / "train.tsv").write_text("\n".join(lines), encoding="utf-8")
-    said = find_task("glue:QQP").prepare(str(tmp_path), setting(tmp_path / "out"), 0)
-    assert said.startswith("298 examples")
-    assert said.endswith("; 2 malformed lines are left out")
+    about = find_task("glue:QQP").prepare(str(tmp_path), setting(tmp_path / "out"), 0)
+    assert about.startswith("298 examples")
+    assert about.endswith("; 2 malformed lines are left out")
     for number in range(10, 20):
         lines[number] = "x"
     (tmp_path / "train.tsv").write_text("\n".join(lines), encoding="utf-8")
@@ -290,8 +290,8 @@ def test_the_hub(tmp_path, monkeypatch):
     asked, parts = [], {name: part(1) for name in ("train", "validation_matched", "validation_mismatched")}
     monkeypatch.setattr("datasets.load_dataset", lambda *args: asked.append(args) or DatasetDict(parts))
     here = setting(tmp_path)
-    said = find_task("glue:MNLI").prepare("some/glue", here, 0)
-    assert (asked, said) == ([("some/glue", "mnli")], "3 examples of some/glue (mnli), tested on 6 others")
+    about = find_task("glue:MNLI").prepare("some/glue", here, 0)
+    assert (asked, about) == ([("some/glue", "mnli")], "3 examples of some/glue (mnli), tested on 6 others")
     got = find_task("glue:MNLI").examples(here, 0, 3)
     assert sorted(int(got[n]["labels"]) for n in range(3)) == [0, 1, 2]
     parts["train"] = part(-1)  # the hidden labels of `test`
@@ -370,35 +370,35 @@ def test_a_tokenizer_without_separators_gets_them(tmp_path):
 # ---- metrics --------------------------------------------------------------------------------------
 
 
-def matthews(said, right):
-    pairs = list(zip(said, right, strict=True))
+def matthews(predicted, right):
+    pairs = list(zip(predicted, right, strict=True))
     tp, tn, fp, fn = (pairs.count(pair) for pair in ((1, 1), (0, 0), (1, 0), (0, 1)))
     return (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
 
 
-def f1(said, right):
-    both = sum(a == b == 1 for a, b in zip(said, right, strict=True))
-    return 2 * both / (sum(said) + sum(right))
+def f1(predicted, right):
+    both = sum(a == b == 1 for a, b in zip(predicted, right, strict=True))
+    return 2 * both / (sum(predicted) + sum(right))
 
 
-def accuracy(said, right):
-    return sum(a == b for a, b in zip(said, right, strict=True)) / len(said)
+def accuracy(predicted, right):
+    return sum(a == b for a, b in zip(predicted, right, strict=True)) / len(predicted)
 
 
-def pearson(said, right):
-    a, b = (torch.tensor(x, dtype=torch.float64) for x in (said, right))
+def pearson(predicted, right):
+    a, b = (torch.tensor(x, dtype=torch.float64) for x in (predicted, right))
     a, b = a - a.mean(), b - b.mean()
     return float((a @ b) / (a.norm() * b.norm()))
 
 
-def spearman(said, right):
+def spearman(predicted, right):
     def ranks(values):  # ties share the mean of their places
         return [sum(y < x for y in values) + (sum(y == x for y in values) + 1) / 2 for x in values]
 
-    return pearson(ranks(said), ranks(right))
+    return pearson(ranks(predicted), ranks(right))
 
 
-SAID, RIGHT = [1, 0, 1, 1, 0, 0, 1, 1, 0, 1], [1, 0, 0, 1, 1, 0, 1, 0, 0, 1]
+PREDICTED, RIGHT = [1, 0, 1, 1, 0, 0, 1, 1, 0, 1], [1, 0, 0, 1, 1, 0, 1, 0, 0, 1]
 SCORES = {
     "CoLA": (lambda s, r: {"matthews": matthews(s, r)}, "matthews"),
     "SST-2": (lambda s, r: {"accuracy": accuracy(s, r)}, "accuracy"),
@@ -414,17 +414,17 @@ SCORES = {
 @pytest.mark.parametrize("name", SCORES)
 def test_the_metrics_of_the_benchmark(name):
     oracle, ranked = SCORES[name]
-    said = [0.3, 1.1, 4.8, 2.2, 2.2, 0.1] if name == "STS-B" else SAID
+    predicted = [0.3, 1.1, 4.8, 2.2, 2.2, 0.1] if name == "STS-B" else PREDICTED
     right = [0.0, 2.0, 5.0, 2.0, 1.5, 0.0] if name == "STS-B" else RIGHT
-    wanted = {key: 100 * value for key, value in oracle(said, right).items()}
+    wanted = {key: 100 * value for key, value in oracle(predicted, right).items()}
     if ranked not in wanted:
         wanted[ranked] = sum(wanted.values()) / 2
-    assert KINDS[name].scores(said, right) == pytest.approx(wanted)
+    assert KINDS[name].scores(predicted, right) == pytest.approx(wanted)
     assert find_task(f"glue:{name}").metric == ranked
 
 
-class Parrot(nn.Module):
-    """Says something that depends on the text alone: how many of its tokens are not padding, and the first of them."""
+class Counter(nn.Module):
+    """A model whose output depends on the text alone: on the number of its tokens and on the first of them."""
 
     def __init__(self, labels):
         super().__init__()
@@ -447,18 +447,18 @@ def test_a_model_is_scored_on_every_line_with_its_own_label(name, tmp_path, monk
     labels = glue.head(here)["num_labels"]
     assert labels == {"STS-B": 1, "MNLI": 3}.get(name, 2)
     assert (glue.head(here)["problem_type"] == "regression") == (name == "STS-B")
-    (found,) = glue.evaluate(Parrot(labels), here)
+    (found,) = glue.evaluate(Counter(labels), here)
     scores = {}
     for number, part in enumerate(parts_of(name)):
-        said, right = [], []
+        predicted, right = [], []
         for first, second, _, label in rows(name, 23, shift=2 + number):
             ids = here.tokenizer(*([first, second] if name in PAIRS else [first]), truncation=True, max_length=48)[
                 "input_ids"
             ]
             value = len(ids) + ids[1]
-            said.append(value if labels == 1 else value % labels)
+            predicted.append(value if labels == 1 else value % labels)
             right.append(label)
-        scores[part] = {"accuracy": accuracy(said, right)} if name == "MNLI" else SCORES[name][0](said, right)
+        scores[part] = {"accuracy": accuracy(predicted, right)} if name == "MNLI" else SCORES[name][0](predicted, right)
     if name == "MNLI":
         matched, mismatched = (100 * scores[part]["accuracy"] for part in ("dev_matched", "dev_mismatched"))
         assert matched != mismatched
@@ -472,7 +472,7 @@ def test_a_model_is_scored_on_every_line_with_its_own_label(name, tmp_path, monk
 
 
 def test_a_constant_has_no_correlation(tmp_path):
-    class Constant(Parrot):
+    class Constant(Counter):
         def forward(self, input_ids, **rest):
             return SimpleNamespace(logits=torch.ones(len(input_ids), 1))
 
@@ -485,7 +485,7 @@ def test_a_constant_has_no_correlation(tmp_path):
 
 
 def test_outputs_that_are_no_numbers(tmp_path):
-    class Broken(Parrot):
+    class Broken(Counter):
         def forward(self, input_ids, **rest):
             return SimpleNamespace(logits=torch.full((len(input_ids), 2), math.nan))
 
