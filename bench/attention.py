@@ -5,30 +5,28 @@
 fp32, H = 12, D = 64, 2 threads, impl="auto"; B · L = 4096. Printed are the median of the ratios to plain attention in
 the same repeat, and their quartiles: forward, forward + backward, and one query against a long cache. `peer` is method
 4 of Huang et al. as transformers 4 computed it: a vector for every pair, [L, L, D], and two einsums. Written to
-bench/results/attention.csv, with the picture beside it. `locant bench SPEC …` is the same for your own schemes.
+bench/results/attention.csv, with the picture beside it. `locant bench SPEC …` measures your own schemes.
 """
 
-import argparse
-import platform
 from pathlib import Path
 
 import torch
+from measuring import RESULTS, command_line, print_versions
 
 import locant
 from locant.analysis import speed
 from locant.attention.build import build
-from locant.report import speed as report
+from locant.report.speed import cost_line, draw_costs, write_costs
 
 HEADS, SIZE, TOKENS = 12, 64, 4096
-EVERYTHING = 8191  # as a clip: no clipping at any length measured here
+EVERYTHING = 8191  # a clip that clips nothing at the lengths of this benchmark
 SPECS = ["tisa", "t5", "alibi", f"huang4:clip={EVERYTHING}", "huang4:clip=64", "shaw:clip=64", "huang1:clip=64",
          "huang2:clip=64", "huang3:clip=64", f"huang3:clip={EVERYTHING}"]  # fmt: skip
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
-RESULTS = Path(__file__).parent / "results"
 PEER = "peer: huang4 by pairs"
 
 
-def by_pairs(scheme: locant.Scheme) -> speed.Attention:
+def by_pairs(scheme: locant.Scheme) -> speed.TimedAttention:
     def attention(q, k, v):
         length = q.shape[2]
         r = torch.arange(length) - torch.arange(length)[:, None]
@@ -41,7 +39,7 @@ def by_pairs(scheme: locant.Scheme) -> speed.Attention:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("specs", nargs="*", default=SPECS)
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
     parser.add_argument("--repeats", type=int, default=9)
@@ -49,8 +47,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(2)
-    print(f"torch {torch.__version__}, locant {locant.__version__}, {torch.get_num_threads()} threads, "
-          f"{platform.processor() or platform.machine()}; {build().why} ({build().command})")  # fmt: skip
+    print_versions("torch", "locant", threads=torch.get_num_threads())
+    print(f"{build().why} ({build().command})")
     schemes = {spec: locant.scheme(spec, n_heads=HEADS, head_dim=SIZE, d_model=HEADS * SIZE) for spec in options.specs}
     attentions = {spec: speed.with_scheme(scheme) for spec, scheme in schemes.items()}
     rows = []
@@ -59,18 +57,18 @@ def main() -> None:
         for cost in speed.costs(
             attentions, what, length=length, batch=batch, heads=HEADS, size=SIZE, repeats=max(3, repeats)
         ):
-            print(report.line(cost), flush=True)
+            print(cost_line(cost), flush=True)
             rows.append(cost)
 
     full = locant.scheme(f"huang4:clip={EVERYTHING}", n_heads=HEADS, head_dim=SIZE)
     for length in options.lengths:
         batch, repeats = max(TOKENS // length, 1), min(options.repeats, options.repeats * 2048 // length)
         chosen = attentions
-        if length > 4096:  # minutes each: the growth is seen in a few
+        if length > 4096:  # minutes each: a few schemes show the growth
             chosen = {name: each for name, each in attentions.items() if name.startswith(("tisa", "huang4", "shaw"))}
         for what in (speed.FORWARD, speed.TRAINING):
             measure(chosen or attentions, what, length, batch, repeats)
-            if length in (512, 2048):  # beyond, an [L, L, D] tensor no longer fits
+            if length in (512, 2048):  # an [L, L, D] tensor of more tokens does not fit into memory
                 measure({PEER: by_pairs(full)}, what, length, batch, 3)
     biases = {
         spec: speed.with_scheme(schemes[spec], causal=True) for spec in ("tisa", "t5", "alibi") if spec in schemes
@@ -78,10 +76,10 @@ def main() -> None:
     for length, batch in ((2048, 1), (8192, 1), (8192, 8), (32768, 1)):
         if biases:
             measure(biases, speed.DECODING, length, batch, 60)
-    RESULTS.mkdir(exist_ok=True)
-    report.write_csv(rows, options.out)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_costs(rows, options.out)
     if len(options.lengths) > 1:
-        report.draw([row for row in rows if row.what != speed.DECODING], options.out.with_suffix(".png"))
+        draw_costs([row for row in rows if row.what != speed.DECODING], options.out.with_suffix(".png"))
     print(f"written: {options.out}")
 
 

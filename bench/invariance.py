@@ -1,21 +1,19 @@
 """Does the position table of a model become translation-invariant as it learns? (Wennberg & Henter 2021.)
 
-    python bench/invariance.py
+    python bench/invariance.py [--seeds 3] [--steps 480]
 
-Small BERTs and GPT-2s with a learned table, trained on a text in which a token is mostly the one three places before
-it, whatever the place: R² of E Eᵀ, with and without its main diagonal, and the loss, at every logging step, printed and
-written to bench/results/invariance.csv.
+Small BERTs and GPT-2s with a learned table are trained on a text in which most tokens repeat the token three places
+before. At every logging step: R² of E Eᵀ, with and without its main diagonal, and the loss. Written to
+bench/results/invariance.csv.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import RESULTS, command_line, write_csv
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -76,7 +74,7 @@ def train(kind: str, seed: int, steps: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=480)
     chosen = parser.parse_args()
@@ -90,11 +88,7 @@ def main() -> None:
                 row |= {name: round(record[f"invariance/{name}"], 4) for name in ("head_1", "head_2")}
                 print(row)
                 found.append(row)
-    path = Path(__file__).parent / "results" / "invariance.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(found[0]))
-        writer.writeheader()
-        writer.writerows(found)
+    write_csv(RESULTS / "invariance.csv", found)
 
 
 if __name__ == "__main__":

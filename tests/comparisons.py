@@ -1,4 +1,4 @@
-"""Folders of comparisons as runs leave them, from numbers that are made up."""
+"""Writes folders of comparisons as runs leave them, from invented numbers."""
 
 import json
 import math
@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from locant.experiments.comparison import Comparison, where
-from locant.experiments.preset import SCRATCH
-from locant.experiments.results import outcomes as read
-from locant.experiments.results import table
-from locant.experiments.run import Run, Work
+from locant.experiments.presets import SCRATCH
+from locant.experiments.results import outcomes, table
+from locant.experiments.work import Run, Work
 
 STEPS = 40
 PRESET = replace(SCRATCH["quick"], length=128)
@@ -35,7 +34,7 @@ def folder_of(out: Path, comparison: Comparison, scheme: str, seed: int) -> Path
 
 
 def begun(out: Path, comparison: Comparison, scheme: str, seed: int, score: float = 4.0, upto: int = STEPS) -> Path:
-    """A run that has logged so many steps: its loss falls from 8 to its score; schemes with a table log R² too."""
+    """A run that has logged `upto` steps: its loss falls from 8 to its score; schemes with a table also log R²."""
     here = folder_of(out, comparison, scheme, seed)
     rows: list[dict[str, Any]] = []
     for step in range(2, upto + 1, 2):
@@ -93,7 +92,7 @@ def write(here: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def rows_of(out: Path, comparison: Comparison) -> list[Any]:
-    return table(comparison, read(out, comparison))
+    return table(comparison, outcomes(out, comparison))
 
 
 SCORES = {"learned": [4.0, 4.2, 4.1], "nope": [4.2, 4.1, 4.15], "tisa": [3.5, 3.8, 3.65], "alibi": [3.7, 3.95, 3.7]}

@@ -1,3 +1,4 @@
+import gc
 import os
 import shutil
 
@@ -6,6 +7,12 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything the tests need is here; before transformers is imported
 torch.set_num_threads(1)  # the tests run in two processes
+
+
+def pytest_collection_finish() -> None:
+    """Takes the objects of imported modules out of garbage collection: it would scan all of them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +52,13 @@ def visit(browser):
     for context in contexts:
         context.close()
     assert problems == []
+
+
+@pytest.fixture
+def quick_inspection(monkeypatch):
+    """Inspections with small sizes."""
+    from locant.analysis import inspection
+    from tests.inspections import QUICK
+
+    for name, value in QUICK.items():
+        monkeypatch.setattr(inspection, name, value)

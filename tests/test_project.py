@@ -1,5 +1,7 @@
-"""Things about the project as a whole: imports, and that the documents tell the truth."""
+"""The project as a whole: imports, and that the code and the links in the documents work."""
 
+import pickle
+import pydoc
 import re
 import subprocess
 import sys
@@ -13,17 +15,52 @@ ROOT = Path(__file__).parent.parent
 HEAVY = ["transformers", "datasets", "matplotlib", "plotext", "typer", "rich", "pandas", "scipy", "sklearn"]
 
 
-def test_importing_locant_loads_torch_and_nothing_heavier():
-    code = f"import locant, sys; print([m for m in {HEAVY} if m in sys.modules], 'torch' in sys.modules)"
-    # Torch itself imports whatever is installed of a few of these; what matters is what locant adds to it.
-    torch_alone = f"import torch, sys; print([m for m in {HEAVY} if m in sys.modules], True)"
-    ours, theirs = (
-        subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
-        for text in (code, torch_alone)
-    )
-    assert ours == theirs
-    assert "transformers" not in ours
-    assert "matplotlib" not in ours
+IMPORTS = f"""
+import sys
+import locant
+slow = ["torch", *{HEAVY}]
+assert not [name for name in slow if name in sys.modules], "import locant"
+import torch  # which imports some of the packages itself, if they are installed
+before = set(sys.modules)
+assert locant.attend and locant.scheme("tisa", n_heads=2) and locant.testing.check_scheme
+added = set(sys.modules) - before
+assert not [name for name in slow if name in added], "locant.attend"
+from locant.analysis import behaviour, curve, invariance, properties, speed, text, variance
+assert "transformers" not in sys.modules, "analyses of schemes, tables and theory need torch alone"
+"""
+
+
+def test_importing_locant_loads_nothing_and_using_it_loads_torch_and_nothing_heavier():
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+
+
+def test_the_names_of_locant_are_listed_and_have_help():
+    assert set(locant.__all__) <= set(dir(locant))
+    assert {"SCHEMES", "Scheme", "Tisa"} <= set(dir(locant.schemes))
+    text = pydoc.plain(pydoc.render_doc(locant))
+    for part in ("attend(", "class Scheme(", "swap(", "adapt("):
+        assert part in text
+    with pytest.raises(AttributeError, match="module 'locant' has no attribute 'atend'"):
+        locant.atend  # noqa: B018
+    with pytest.raises(AttributeError, match=r"module 'locant.schemes' has no attribute 'Tysa'"):
+        locant.schemes.Tysa  # noqa: B018
+
+
+def test_help_is_there_without_transformers(monkeypatch):
+    monkeypatch.setattr(locant, "find_spec", lambda name: None)
+    for name in ("load", "native", "swap", "adapt", "fit"):
+        monkeypatch.delitem(vars(locant), name, raising=False)
+    assert not {"load", "swap", "adapt"} & set(dir(locant))
+    assert {"attend", "scheme"} <= set(dir(locant))
+
+
+def test_every_scheme_is_found_by_its_class_and_by_its_name():
+    for name, location in locant.schemes.CLASSES.items():
+        cls = getattr(locant.schemes, location.split(".")[1])
+        assert locant.SCHEMES[name] is cls
+        assert cls.__module__ == f"locant.schemes.{location.split('.')[0]}"
+        assert pickle.loads(pickle.dumps(cls)) is cls
+    assert locant.schemes.names() == list(locant.SCHEMES)
 
 
 def python_blocks(path: Path) -> list[str]:

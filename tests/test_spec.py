@@ -51,8 +51,8 @@ def test_spaces_and_capitals_do_not_matter():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("hunag4", r"unknown scheme 'hunag4' \(did you mean 'huang4'\?\); there is: nope, learned, .*deberta"),
-        ("zzz", r"unknown scheme 'zzz'; there is: nope"),
+        ("hunag4", r"unknown scheme 'hunag4' \(did you mean 'huang4'\?\); known schemes: nope, learned, .*deberta"),
+        ("zzz", r"unknown scheme 'zzz'; known schemes: nope"),
         ("tisa:kernel=5", r"tisa has no option 'kernel' \(did you mean 'kernels'\?\); its options: kernels"),
         ("nope:slope=1", r"nope has no option 'slope'; its options: none"),
         ("tisa:n_heads=3", r"tisa has no option 'n_heads'"),

@@ -1,18 +1,27 @@
-"""locant: how does a transformer know where its tokens are? Change it, run it, measure it, compare it."""
+"""locant: how does a transformer know where its tokens are? Change it, run it, measure it, compare it.
+
+Each name is imported when it is first used. `import locant` alone imports neither torch nor transformers, so that
+the command line answers at once.
+"""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from locant import testing
-from locant.attention import BACKENDS, attend
-from locant.schemes import SCHEMES, Scheme, Sum
-from locant.spec import per_layer, scheme
-from locant.terms import Terms
 from locant.version import __version__
 
 if TYPE_CHECKING:
+    from locant import attention as attention
+    from locant import schemes as schemes
+    from locant import spec as spec
+    from locant import terms as terms
+    from locant import testing
     from locant.adaptation import adapt, fit
+    from locant.attention import BACKENDS, attend
     from locant.hf import load, native, swap
+    from locant.schemes import SCHEMES, Scheme, Sum
+    from locant.spec import per_layer, scheme
+    from locant.terms import Terms
 
 __all__ = [
     "BACKENDS",
@@ -32,16 +41,41 @@ __all__ = [
     "testing",
 ]
 
+_NAMES = {
+    "attention": ("BACKENDS", "attend"),
+    "schemes": ("SCHEMES", "Scheme", "Sum"),
+    "spec": ("per_layer", "scheme"),
+    "terms": ("Terms",),
+    "testing": (),
+    "hf": ("load", "native", "swap"),
+    "adaptation": ("adapt", "fit"),
+}
+"""Module -> the names that locant takes from it."""
+_MODULE = {name: module for module, names in _NAMES.items() for name in names}
+_EXTRAS = {"hf": "hf", "adaptation": "compare"}
+"""Modules that need transformers -> the extra that installs it."""
+
 
 def __getattr__(name: str) -> Any:
-    """What needs transformers imports it when it is asked for."""
-    for names, module, extra in ((("swap", "native", "load"), "hf", "hf"), (("fit", "adapt"), "adaptation", "compare")):
-        if name in names:
-            try:
-                return getattr(import_module(f"locant.{module}"), name)
-            except ImportError as missing:
-                raise ImportError(
-                    f"locant.{name} needs transformers 5 or newer and what goes with it ({missing}); install it with: "
-                    f"pip install 'locant[{extra}]'"
-                ) from missing
-    raise AttributeError(f"module 'locant' has no attribute {name!r}")
+    """Returns a public name or module of locant, imported now and kept for the next time."""
+    if name in _NAMES and name not in _EXTRAS:
+        return import_module(f"locant.{name}")  # which makes it an attribute of locant
+    if name not in _MODULE:
+        raise AttributeError(f"module 'locant' has no attribute {name!r}")
+    module = _MODULE[name]
+    try:
+        value = getattr(import_module(f"locant.{module}"), name)
+    except ImportError as missing:
+        if module not in _EXTRAS:
+            raise
+        raise ImportError(
+            f"locant.{name} needs transformers 5 or newer and the packages it is used with ({missing}); install them "
+            f"with: pip install 'locant[{_EXTRAS[module]}]'"
+        ) from missing
+    return globals().setdefault(name, value)
+
+
+def __dir__() -> list[str]:
+    """Returns the names that can be used here; those that need transformers only where it is installed."""
+    missing = _EXTRAS if find_spec("transformers") is None else ()
+    return sorted({*globals(), *(name for name in __all__ if _MODULE.get(name) not in missing)})

@@ -1,23 +1,22 @@
-"""Schemes as short strings, for the command line and for files.
+"""Schemes from short strings, for the command line and for files.
 
     tisa                                 a name
     huang4:clip=64,heads=own             with options
     tisa:kernels=5+learned:length=512    a sum
     rope/rope/rope/nope                  a cycle over the layers (`per_layer` only)
 
-`str(scheme)` prints the string back.
+`str(scheme)` gives the string back. The syntax is in `locant.notation`.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
 from torch import nn
 
+from locant import notation
 from locant.schemes import SCHEMES, Scheme, Sum
 from locant.schemes.base import DIMS
 
@@ -33,18 +32,15 @@ def scheme(
     """Builds a scheme from its string and the dimensions of the model.
 
     >>> scheme("tisa:kernels=5", n_heads=12, head_dim=64, d_model=768)
+
+    `schemes` maps names to classes; by default, `locant.SCHEMES`.
     """
-    if not isinstance(spec, str):
-        raise TypeError(f"a spec is a string such as 'tisa:kernels=5', got {type(spec).__name__}: {spec!r}")
-    if "/" in spec:
-        raise ValueError(f"{spec!r} names a scheme per layer; use locant.per_layer({spec!r}, n_layers=…)")
-    if not spec.strip():
-        raise ValueError("the spec is empty; write 'nope' for no positions")
+    known = SCHEMES if schemes is None else schemes
     dims = {"n_heads": n_heads, "head_dim": head_dim, "d_model": d_model}
-    # A plus sign joins schemes where a name follows; the one in 1e+5 belongs to the number.
-    texts = re.split(r"\+(?=\s*[A-Za-z]|\s*$)", spec)
-    parts = [_one(text.strip(), dims, SCHEMES if schemes is None else schemes) for text in texts]
-    return parts[0] if len(parts) == 1 else Sum(*parts)
+    parts = notation.parse(spec)
+    notation.check_names(parts, known)
+    built = [_build(part, known[part.name], dims) for part in parts]
+    return built[0] if len(built) == 1 else Sum(*built)
 
 
 def per_layer(
@@ -55,17 +51,17 @@ def per_layer(
     head_dim: int | None = None,
     d_model: int | None = None,
 ) -> nn.ModuleList:
-    """One scheme per layer: a list with one entry each, or a string whose `/`-separated entries repeat.
+    """Builds one scheme per layer from a list with one entry each, or a string whose `/`-separated entries repeat.
 
     >>> per_layer("rope/rope/rope/nope", 12, n_heads=12, head_dim=64, d_model=768)  # NoPE in every 4th layer
 
-    Every string makes a scheme of its own; a scheme object given once is shared by the layers.
+    Each layer gets a new scheme from its string; a scheme object is shared by the layers it is given for.
     """
     if n_layers < 1:
         raise ValueError(f"n_layers must be at least 1, got {n_layers}")
     if isinstance(spec, str):
-        cycle: list[str | Scheme] = list(spec.split("/"))
-        entries = [cycle[layer % len(cycle)] for layer in range(n_layers)]
+        cycle = notation.layers(spec)
+        entries: list[str | Scheme] = [cycle[layer % len(cycle)] for layer in range(n_layers)]
     elif isinstance(spec, Scheme):
         entries = [spec] * n_layers
     else:
@@ -80,16 +76,8 @@ def per_layer(
     )
 
 
-def _one(text: str, dims: Mapping[str, int | None], schemes: Mapping[str, type[Scheme]]) -> Scheme:
-    name, _, rest = text.partition(":")
-    name = name.strip().lower()
-    if not name:
-        raise ValueError(
-            "a scheme without a name: write NAME:option=value, joined by +, such as tisa:kernels=5+learned"
-        )
-    if name not in schemes:
-        raise ValueError(f"unknown scheme {name!r}{_did_you_mean(name, schemes)}; there is: {', '.join(schemes)}")
-    cls = schemes[name]
+def _build(part: notation.Part, cls: type[Scheme], dims: Mapping[str, int | None]) -> Scheme:
+    name = part.name
     if cls.name() != name:
         raise ValueError(
             f"the class {cls.__name__} is registered as {name!r}, but its spec would read {cls.name()!r}: "
@@ -101,17 +89,11 @@ def _one(text: str, dims: Mapping[str, int | None], schemes: Mapping[str, type[S
     options = [name for name, p in arguments.items() if name not in DIMS and p.kind not in variadic]
 
     given: dict[str, Any] = {}
-    for item in filter(None, (item.strip() for item in rest.split(","))):
-        option, equals, value = (piece.strip() for piece in item.partition("="))
+    for option, value in part.options.items():
         if option not in options:
-            known = ", ".join(options) or "none"
-            raise ValueError(f"{name} has no option {option!r}{_did_you_mean(option, options)}; its options: {known}")
-        if not equals or not value:
-            raise ValueError(f"{name}: write options as name=value, got {item!r}")
-        if option in given:
-            raise ValueError(f"{name}: option {option!r} is given twice in {text!r}")
+            hint, known = notation.did_you_mean(option, options), ", ".join(options) or "none"
+            raise ValueError(f"{name} has no option {option!r}{hint}; its options: {known}")
         given[option] = _value(name, option, value, types[option])
-
     for dim in DIMS:
         if dim in arguments:
             if dims[dim] is None:
@@ -121,6 +103,7 @@ def _one(text: str, dims: Mapping[str, int | None], schemes: Mapping[str, type[S
 
 
 def _value(name: str, option: str, text: str, kind: Any) -> Any:
+    """Converts the text of an option to the type that the scheme's constructor declares."""
     if kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
@@ -137,8 +120,3 @@ def _value(name: str, option: str, text: str, kind: Any) -> Any:
             expected = "a whole number" if kind is int else "a number"
             raise ValueError(f"{name}: {option} must be {expected}, got {text!r}") from None
     return text
-
-
-def _did_you_mean(word: str, known: Any) -> str:
-    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {nearest[0]!r}?)" if nearest else ""

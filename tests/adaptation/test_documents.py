@@ -1,4 +1,4 @@
-"""Long documents: a sentence from somewhere in it looks for its article."""
+"""Retrieval of long documents by sentences that were removed from them."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.adaptations import TOKENS
 
 
 class Bag(torch.nn.Module):
-    """States that say which token it is, and nothing else."""
+    """A model whose states are one-hot vectors of the tokens."""
 
     device = torch.device("cpu")
 
@@ -21,18 +21,18 @@ class Bag(torch.nn.Module):
 
     def forward(self, input_ids):
         states = torch.nn.functional.one_hot(input_ids, 60).float()
-        states[..., :5] = 0  # special tokens say nothing
+        states[..., :5] = 0  # zero for special tokens
         return type("Output", (), {"last_hidden_state": states})
 
 
 def document(word: int, sentences: int = 40) -> str:
-    """Its own word comes only after the beginning."""
+    """A document whose own word occurs only after the beginning."""
     common = "w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16 w17 w18 w19 w20 w21. "
     own = f"w{word} w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16 w17 w18 w19 w20 w{word}. "
     return common * 4 + own * sentences
 
 
-def test_a_sentence_from_the_end_is_found_by_who_reads_to_the_end():
+def test_reading_to_the_end_finds_sentences_from_the_end():
     task = Sentences(TOKENS, [document(word) for word in range(30, 40)], length=512, limit=64, each=3)
     assert len(task.documents) == 10
     assert len(task.queries) == 30
@@ -43,7 +43,7 @@ def test_a_sentence_from_the_end_is_found_by_who_reads_to_the_end():
     assert task.accuracy(Bag(), "truncated") == pytest.approx(0.1)  # all documents begin alike
 
 
-def test_sentences_that_are_looked_for_are_not_in_the_document():
+def test_removed_sentences_are_not_in_the_document():
     task = Sentences(TOKENS, [document(word, 20) for word in (30, 31)], length=2048, limit=64, each=3)
     assert [sum(token == word for token in ids) for ids, word in zip(task.documents, (30, 31), strict=True)] == [34, 34]
 

@@ -1,4 +1,4 @@
-"""Queries that are turned: by the layer that makes them, and only where the model then does what is said of it."""
+"""Changed queries: merged into the layer that computes them, and only if the model then computes them."""
 
 import pytest
 import torch
@@ -6,32 +6,32 @@ from transformers import AutoModelForCausalLM
 
 import locant
 from locant.adaptation import fitting, queries
-from locant.adaptation.below import Below
+from locant.adaptation.layer_cache import LayerCache
 from locant.hf.plan import plan_of
 from tests import hf_models, words
-from tests.adaptation.test_fitting import TOKENS, fitted, t5
+from tests.adaptations import fitted, t5
 
 
 @pytest.mark.parametrize(
     "kind", ["bert", "distilbert", "albert", "modernbert", "gpt2", "gpt_neox", "opt", "llama", "gemma", "phi", "t5"]
 )
-def test_turned_queries_are_made_by_the_layer_that_made_them(kind):
-    """Whatever the layer is called and whatever else it makes: keys and values stay as they were."""
+def test_the_layer_that_computes_queries_absorbs_the_map(kind):
+    """Whatever the name of the layer and whatever else it computes. Keys and values do not change."""
     model = locant.swap(t5() if kind == "t5" else hf_models.make(kind), "alibi")
     ids = words.rows(2, 9)
     name = plan_of(model).stacks[0].attentions[0].name
     attention = model.base_model.get_submodule(name)
-    runs = Below(model, [attention], [], [ids])
-    maker = queries.find(runs, attention)
-    assert maker is not None
-    before = runs.reach(0, attention)[0]
-    turn = maker.turn()
+    cache = LayerCache(model, [attention], [], [ids])
+    layer = queries.find_query_layer(cache, attention)
+    assert layer is not None
+    before = cache.requests(0, attention)[0]
+    query_map = layer.identity()
     with torch.no_grad():
-        for parameter in turn.parameters():
+        for parameter in query_map.parameters():
             parameter += 0.5 * torch.randn_like(parameter)
-        maker.put(turn)
-        after = runs.reach(0, attention)[0]
-        torch.testing.assert_close(after.q, turn(before.q), rtol=1e-4, atol=1e-5)
+        layer.merge(query_map)
+        after = cache.requests(0, attention)[0]
+        torch.testing.assert_close(after.q, query_map(before.q), rtol=1e-4, atol=1e-5)
     assert torch.equal(after.k, before.k)
     assert torch.equal(after.v, before.v)
 
@@ -57,30 +57,30 @@ def moved_afterwards(model):
 
 
 @pytest.mark.parametrize("change", [shared, made_from_others, keys_too, moved_afterwards])
-def test_queries_that_cannot_be_turned_alone_are_left_and_named(change):
-    """What is said to be explained must be what the model does."""
+def test_queries_that_cannot_be_changed_alone_get_a_notice(change):
+    """The reported share must be that of the model itself."""
     model = hf_models.make("llama", num_key_value_heads=4)
     change(model)
     before = [layer.self_attn.q_proj.weight.detach().clone() for layer in model.layers]
     found = fitted(model, "tisa:kernels=3", queries=True)
-    assert "stay as they were" in "".join(found.notices)
+    assert "were not changed" in "".join(found.notices)
     for layer, weight in zip(model.layers, before, strict=True):
         assert torch.equal(layer.self_attn.q_proj.weight, weight)
 
 
-def test_one_layer_whose_queries_stay_is_named():
+def test_the_notice_names_the_layer():
     model = hf_models.make("llama")
     with torch.no_grad():
         model.layers[1].self_attn.q_proj.weight[1] = model.layers[1].self_attn.q_proj.weight[0]
-    assert "queries of layer 2:" in "".join(fitted(model, "tisa:kernels=3", queries=True).notices)
+    assert "queries of layer 2 were not changed" in "".join(fitted(model, "tisa:kernels=3", queries=True).notices)
 
 
-def test_queries_that_no_layer_makes_are_left_alone():
+def test_queries_that_no_layer_computes_are_not_changed():
     q, output = torch.randn(2, 3, 5, 4), torch.randn(10, 12)
     assert queries._columns(q, output) is None
     qwen = locant.swap(hf_models.make("qwen3"), "alibi")  # a norm comes after the layer
     attention = qwen.base_model.get_submodule(plan_of(qwen).stacks[0].attentions[0].name)
-    assert queries.find(Below(qwen, [attention], [], [words.rows(2, 9)]), attention) is None
+    assert queries.find_query_layer(LayerCache(qwen, [attention], [], [words.rows(2, 9)]), attention) is None
     made = q.transpose(1, 2).flatten(2).flatten(0, 1)
     assert queries._columns(q, made).tolist() == torch.arange(12).view(3, 4).tolist()
     assert queries._columns(q, made[:, torch.arange(11, -1, -1)])[0, 0] == 11
@@ -88,28 +88,22 @@ def test_queries_that_no_layer_makes_are_left_alone():
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
-def test_turned_queries_explain_more(kind):
-    alone, more = (
-        locant.fit(hf_models.make(kind), "tisa:kernels=3", words.text(), tokenizer=TOKENS, length=16, queries=each)
-        for each in (False, True)
-    )
+def test_changed_queries_explain_more(kind):
+    alone, more = (fitted(hf_models.make(kind), "tisa:kernels=3", length=16, queries=each) for each in (False, True))
     assert more.explained > alone.explained
     assert [head.silenced for head in more.heads][:2] == pytest.approx([head.silenced for head in alone.heads][:2])
-    nothing = locant.fit(hf_models.make(kind), "nope", words.text(), tokenizer=TOKENS, length=16, queries=True)
+    nothing = fitted(hf_models.make(kind), "nope", length=16, queries=True)
     assert nothing.explained > 0
     assert "nothing to fit but queries" in nothing.notices[0]
 
 
-def test_without_positions_means_without_turned_queries():
+def test_the_divergence_without_positions_is_without_changed_queries():
     """ALBERT's layers share an attention, which is fitted twice."""
-    alone, more = (
-        locant.fit(hf_models.make("albert"), "tisa", words.text(), tokenizer=TOKENS, length=16, queries=each)
-        for each in (False, True)
-    )
+    alone, more = (fitted(hf_models.make("albert"), "tisa", length=16, queries=each) for each in (False, True))
     assert [head.silenced for head in more.heads] == pytest.approx([head.silenced for head in alone.heads])
 
 
-def test_queries_are_as_they_were_where_a_fit_fails(monkeypatch):
+def test_queries_are_restored_if_a_fit_fails(monkeypatch):
     model = hf_models.make("bert")
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     calls = []
@@ -120,14 +114,14 @@ def test_queries_are_as_they_were_where_a_fit_fails(monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    real = fitting._set
-    monkeypatch.setattr(fitting, "_set", fail)
+    real = fitting._minimize
+    monkeypatch.setattr(fitting, "_minimize", fail)
     with pytest.raises(KeyboardInterrupt):
-        locant.fit(model, "tisa", words.text(), tokenizer=TOKENS, length=16, queries=True)
+        fitted(model, "tisa", length=16, queries=True)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
-def test_models_in_double_precision_can_be_turned():
+def test_queries_of_models_in_double_precision_can_be_changed():
     model = hf_models.make("llama", AutoModelForCausalLM).double()
-    found = locant.fit(model, "alibi", words.text(), tokenizer=TOKENS, length=16, tokens=64, queries=True)
+    found = fitted(model, "alibi", length=16, tokens=64, queries=True)
     assert found.explained > 0

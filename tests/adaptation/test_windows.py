@@ -1,4 +1,4 @@
-"""Windows in which an original reads what is longer than it can."""
+"""Windows in which an original reads texts that are too long for it."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.adaptations import TOKENS
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("count", [1, 13, 14, 15, 20, 21, 22, 27, 28, 29, 100, 333])
-def test_windows_keep_every_token_once_and_with_what_is_around_it(causal, count):
+def test_every_token_is_taken_once_and_with_context(causal, count):
     windows = Windows(TOKENS, 16, causal=causal)
     pieces = windows.pieces(count)
     kept = [token for start, end, first, last in pieces for token in range(first, last)]
@@ -19,7 +19,7 @@ def test_windows_keep_every_token_once_and_with_what_is_around_it(causal, count)
         assert 0 <= start <= first <= last <= end <= count
         assert end - start == min(count, 14)
         for token in range(first, last):
-            assert token - start >= min(token, 3)  # something before it, or the beginning of the text
+            assert token - start >= min(token, 3)  # context before it, or the beginning of the text
             assert causal or end - 1 - token >= min(count - 1 - token, 3)
 
 

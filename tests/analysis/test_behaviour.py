@@ -37,7 +37,7 @@ def test_native_rotary_and_t5():
 
 @pytest.mark.parametrize(("kind", "last"), [("bert", 39), ("roberta", 37), ("opt", 39), ("gpt2", 39)])
 def test_a_table_sees_a_shift(kind, last):
-    """Up to its last row, and beyond it says so."""
+    """Up to its last row; beyond it, a row has a note."""
     rows = shift(make(kind), texts(), [1, 5, last + 1 - 20, last + 2 - 20])
     assert all(row.relative > 0.3 and row.cosine < 0.95 for row in rows[:3])
     assert rows[3].relative != rows[3].relative
@@ -117,7 +117,7 @@ def test_shuffle_of_a_causal_model_without_a_head():
 
 
 def test_loss_by_length_is_of_the_same_tokens():
-    """A model that does not look back has the same loss whatever comes before."""
+    """A model without attention has the same loss after any context."""
     model, ids = copying(), texts(6, 60)
     rows = length(model, ids, [10, 20, 40, 41])
     assert [row.tokens for row in rows] == [5] * 4
@@ -129,7 +129,7 @@ def test_loss_by_length_is_of_the_same_tokens():
         assert row.value == pytest.approx(float(expected), rel=1e-5)
     assert rows[3].value != rows[3].value
     assert rows[3].note == "not run: the model has 40 positions"
-    with torch.no_grad():  # and one that does look back has not
+    with torch.no_grad():  # a model with attention does not
         rows = length(make("gpt2", AutoModelForCausalLM), ids, [10, 40])
     assert abs(rows[0].value - rows[1].value) > 1e-3
 
@@ -141,7 +141,7 @@ def test_past_the_trained_length():
 
 
 def test_embedding_by_length():
-    """Without attention a token does not notice how long the input is; with it, it does."""
+    """The length of the input changes the embedding of a token through attention alone."""
     model = locant.swap(make("bert"), "alibi")
     rows = length(model, texts(6, 60), [8, 30, 60])
     assert rows[0].value == pytest.approx(1.0)
@@ -203,7 +203,7 @@ def test_share_of_models():
 
 
 def test_a_token_that_always_stands_first():
-    """It counts as position, and the control tells."""
+    """It counts as position, but not in the control."""
     ids = texts(40, 8)
     ids[:, 0] = 2
     rows = share(locant.swap(make("bert"), "nope"), ids)
@@ -220,12 +220,12 @@ def test_refused():
         (lambda: share(bert, texts(2)), "too few sequences: got 2"),
         (lambda: shuffle(bert, texts(1)), "too few sequences"),
         (lambda: shuffle(bert, texts(4, 4)), "too short"),
-        (lambda: length(gpt2, texts(4, 20), [8, 30]), "too short: got sequences of 20 tokens, this needs 30"),
+        (lambda: length(gpt2, texts(4, 20), [8, 30]), "too short: got sequences of 20 tokens, need 30"),
         (lambda: length(gpt2, texts(), [2]), "4 tokens or more"),
-        (lambda: share(bert, texts(4, 50)), "too long: 50 tokens, and the model has 40 positions"),
+        (lambda: share(bert, texts(4, 50)), "too long: got 50 tokens, the model has 40 positions"),
         (lambda: shift(bert, texts(), [0]), "1 or more"),
         (lambda: shift(bert, texts() + 10), "0 … 59"),
-        (lambda: shift(bert, texts().float()), "whole numbers"),
+        (lambda: shift(bert, texts().float()), "integers"),
         (lambda: shift(bert, texts() * 0), "padding"),
         (lambda: shuffle(bert, torch.full((4, 10), 5)), "all the same"),
         (lambda: shift(make("vit"), texts()), "does not take token ids"),

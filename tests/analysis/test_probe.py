@@ -46,17 +46,29 @@ def test_a_random_causal_model_without_positions_knows_where_it_is_and_its_twin_
         bos_token_id=0,
         eos_token_id=0,
         initializer_range=0.02 * (768 / 96),
+        activation_function="gelu_pytorch_tanh",  # GPT-2's own, in one kernel
     )
     model = locant.swap(GPT2Model(config).eval(), "nope")
 
     def ids(number):
         return torch.randint(0, 500, (16, L), generator=torch.Generator().manual_seed(number + 10_000))
 
-    causal = {row.place: row for row in probe(states_of(model, ids), steps=150, seeds=2)}
-    twin = {row.place: row for row in probe(states_of(model, ids, bidirectional=True), steps=150, seeds=2)}
-    assert list(causal) == ["embeddings"] + [
-        f"layer {n}{step}" for n in (1, 2) for step in (" attention", " feed-forward", "")
-    ]
+    def probed(places, **how):
+        sample = states_of(model, ids, **how)
+        assert list(sample(0)) == ["embeddings"] + [
+            f"layer {n}{step}" for n in (1, 2) for step in (" attention", " feed-forward", "")
+        ]
+
+        def some(number):  # a probe takes longer than the model
+            states = sample(number)
+            return {place: states[place] for place in places}
+
+        rows = {row.place: row for row in probe(some, steps=150, seeds=2)}
+        assert list(rows) == places
+        return rows
+
+    causal = probed(["embeddings", "layer 2 attention"])
+    twin = probed(["layer 2 attention"], bidirectional=True)
     assert causal["embeddings"].error > 0.95 * L / 4
     assert causal["layer 2 attention"].error < 0.8 * L / 4
     assert twin["layer 2 attention"].error > 0.95 * L / 4
@@ -65,6 +77,7 @@ def test_a_random_causal_model_without_positions_knows_where_it_is_and_its_twin_
 SUB_LAYERS = {
     "bert": ("encoder.layer.{}.attention.output.dense", "encoder.layer.{}.output.dense"),
     "distilbert": ("transformer.layer.{}.attention.out_lin", "transformer.layer.{}.ffn"),
+    "mpnet": ("encoder.layer.{}.attention.attn.o", "encoder.layer.{}.output.dense"),
     "gpt2": ("h.{}.attn.c_proj", "h.{}.mlp"),
     "gpt_neox": ("layers.{}.attention.dense", "layers.{}.mlp"),
     "opt": ("decoder.layers.{}.self_attn.out_proj", "decoder.layers.{}.fc2"),
@@ -80,6 +93,8 @@ def test_sub_layers_are_found_by_what_they_compute(kind, spec):
     if spec is not None:
         locant.swap(model, spec)
     ids = torch.randint(3, 60, (2, 11), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = model(input_ids=ids).last_hidden_state
     states = states_of(model, lambda number: ids)(0)
     taken = {}
 
@@ -100,6 +115,9 @@ def test_sub_layers_are_found_by_what_they_compute(kind, spec):
         assert torch.allclose(states[name], value.view_as(states[name]), atol=1e-5), name
     for number, value in enumerate(hidden):
         assert torch.allclose(states["embeddings" if number == 0 else f"layer {number}"], value, atol=1e-5)
+    if kind != "opt":  # its hidden states are before the last norm
+        assert torch.equal(states["layer 2"], before)  # a probe changes no output, not even of MPNet's own attention
+    assert torch.equal(hidden[-1], states["layer 2"])
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "llama"])
@@ -131,5 +149,7 @@ def test_one_module_in_all_layers():
 
 
 def test_bad_states_are_named():
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="contain NaN or infinity"):
         probe(stream(lambda x: x * float("nan")))
+    with pytest.raises(ValueError, match=r"same width; got widths \[8, 24\]"):
+        probe(lambda number: {"one": torch.randn(2, L, 8), "other": torch.randn(2, L, 24)})

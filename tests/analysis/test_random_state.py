@@ -1,16 +1,16 @@
-"""A look at a model leaves the random numbers of whoever looks as they were."""
+"""An analysis leaves the random numbers of its caller as they were."""
 
 import pytest
 import torch
 
 import locant
-from locant.analysis import behaviour, curve, distance, inspection, invariance, probe, steps, variance
+from locant.analysis import behaviour, curve, distance, inspection, invariance, layout, probe, variance
 from tests import hf_models
 
 IDS = torch.randint(3, 60, (6, 12), generator=torch.Generator().manual_seed(0))
 TABLE = torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
 
-LOOKS = {
+ANALYSES = {
     "native": locant.native,
     "invariance.of_model": lambda model: invariance.of_model(model, samples=2),
     "invariance.of_table": lambda model: invariance.of_table(TABLE, samples=2),
@@ -20,7 +20,7 @@ LOOKS = {
     "curve.curves": lambda model: [curve.curves(x) for x in locant.native(model).stacks[0].layers or []],
     "curve.kernels": lambda model: [curve.kernels(x) for x in locant.native(model).stacks[0].layers or []],
     "distance.by_distance": lambda model: distance.by_distance(model, IDS),
-    "steps.find_layout": steps.find_layout,
+    "layout.find_layout": layout.find_layout,
     "variance.measure": lambda model: variance.measure(model, sequences=3, length=9),
     "variance.predict": lambda model: variance.predict(16, 2, 0.1, 8, 2),
     "probe.probe": lambda model: probe.probe(probe.states_of(model, lambda number: IDS), steps=2, seeds=1),
@@ -32,23 +32,29 @@ LOOKS = {
 }
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("analysis", ANALYSES)
 @pytest.mark.parametrize(("kind", "spec"), [("bert", None), ("gpt2", "tisa+learned:length=40"), ("llama", None)])
-def test_random_numbers_are_left_alone(look, kind, spec, monkeypatch):
+def test_random_numbers_are_left_alone(analysis, kind, spec, monkeypatch):
     for name, value in {"LENGTH": 12, "SEQUENCES": 4, "PROBE_LENGTH": 8, "PROBE_STEPS": 2, "LENGTHS": (8,)}.items():
         monkeypatch.setattr(inspection, name, value)
     model = hf_models.make(kind)
     if spec is not None:
         locant.swap(model, spec)
     before = torch.get_rng_state()
-    LOOKS[look](model)
+    ANALYSES[analysis](model)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_in_training_mode_dropout_draws_nothing():
     model = hf_models.make("bert", hidden_dropout_prob=0.5).train()
     before = torch.get_rng_state()
-    for look in ("invariance.of_model", "distance.by_distance", "variance.measure", "behaviour.share", "probe.probe"):
-        LOOKS[look](model)
-        assert torch.equal(torch.get_rng_state(), before), look
+    for analysis in (
+        "invariance.of_model",
+        "distance.by_distance",
+        "variance.measure",
+        "behaviour.share",
+        "probe.probe",
+    ):
+        ANALYSES[analysis](model)
+        assert torch.equal(torch.get_rng_state(), before), analysis
     assert model.training

@@ -13,17 +13,20 @@ from locant.analysis.variance import (
     CORRECTED,
     FEED_FORWARD,
     INPUT,
+    KEY,
     LOGITS,
     MEASURED,
     NORM,
     OUTPUT,
     PLAIN,
+    QUERY,
     RESIDUAL,
     STEPS,
+    VALUE,
     WEIGHTS,
     FeedForward,
-    Row,
     Sigmas,
+    VarianceRow,
     measure,
     predict,
 )
@@ -36,7 +39,8 @@ def gpt2(d=256, heads=4, layers=4, length=128, sigma=0.3072**0.5 / 16, seed=0, v
     """Random as in the paper, without positions; σ such that dσ² is that of d = 768, σ = 0.02."""
     torch.manual_seed(seed)
     sizes = {"vocab_size": vocabulary, "n_embd": d, "n_head": heads, "n_layer": layers, "n_positions": length}
-    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    # The same GELU as GPT-2's own, in one kernel instead of five.
+    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, activation_function="gelu_pytorch_tanh")
     model = GPT2Model(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -149,15 +153,16 @@ def test_prediction_is_flat_for_a_bidirectional_model_and_falls_for_a_causal_one
 def test_slope():
     m = torch.arange(1, 301, dtype=torch.float64)
     for power in (-1.0, -0.2, 0.0):
-        row = Row(1, ATTENTION, PLAIN, tuple((3 * m**power).tolist()))
+        row = VarianceRow(1, ATTENTION, PLAIN, tuple((3 * m**power).tolist()))
         assert variance.slope(row) == pytest.approx(power, abs=1e-9)
-    bent = Row(1, ATTENTION, PLAIN, tuple((1 / m.clamp(max=20)).tolist()))
+    bent = VarianceRow(1, ATTENTION, PLAIN, tuple((1 / m.clamp(max=20)).tolist()))
     assert variance.slope(bent, last=20) == pytest.approx(-1)
     assert variance.slope(bent, first=20) == pytest.approx(0)
     with pytest.raises(ValueError, match="range"):
         variance.slope(bent, first=5, last=5)
     with pytest.raises(ValueError, match="not positive"):
-        variance.slope(Row(1, ATTENTION, PLAIN, (1.0, 0.0)))
+        variance.slope(VarianceRow(1, ATTENTION, PLAIN, (1.0, 0.0)))
+    assert variance.Row is VarianceRow  # its earlier name
 
 
 # ---- theory against random models ---------------------------------------------------------------------
@@ -165,16 +170,16 @@ def test_slope():
 
 @pytest.fixture(scope="module")
 def measured_and_predicted():
-    tables = [measure(gpt2(seed=seed), sequences=128, length=128, seed=seed) for seed in (0, 1)]
+    tables = [measure(gpt2(seed=seed), sequences=96, length=128, seed=seed) for seed in (0, 1)]
     rows = [
-        Row(a.layer, a.step, a.source, tuple((x + y) / 2 for x, y in zip(a.values, b.values, strict=True)))
+        VarianceRow(a.layer, a.step, a.source, tuple((x + y) / 2 for x, y in zip(a.values, b.values, strict=True)))
         for a, b in zip(tables[0].rows, tables[1].rows, strict=True)
     ]
     return variance.Variances(tuple(rows)), predict(**variance.settings(gpt2()), length=128)
 
 
 def off(tables, layer, step, source=CORRECTED):
-    """By how much theory is above what was measured, at every position."""
+    """The relative error of the theory at every position."""
     return values(tables[1], layer, step, source) / values(tables[0], layer, step, MEASURED) - 1
 
 
@@ -195,19 +200,19 @@ def test_deeper_layers_within_fifteen_percent(measured_and_predicted, layer):
         assert off(measured_and_predicted, layer, step).abs().max() < 0.15, step
     assert off(measured_and_predicted, layer, ATTENTION).abs().max() < 0.05  # 6 … 8% with uniform weights
     assert off(measured_and_predicted, layer, ATTENTION, PLAIN)[-1] < -0.8  # tokens are not independent
-    seen, said = (table.row(layer, ATTENTION, source)
+    measured, predicted = (table.row(layer, ATTENTION, source)
                   for table, source in zip(measured_and_predicted, (MEASURED, CORRECTED), strict=True))  # fmt: skip
-    assert -0.2 < variance.slope(seen) < -0.02
-    assert variance.slope(said) == pytest.approx(variance.slope(seen), abs=0.02)
+    assert -0.2 < variance.slope(measured) < -0.02
+    assert variance.slope(predicted) == pytest.approx(variance.slope(measured), abs=0.02)
 
 
 def test_a_bidirectional_model_shows_no_position():
     model = gpt2(layers=2, causal=False)
-    seen = measure(model, sequences=64, length=64)
-    said = predict(**variance.settings(model), length=64, causal=False)
+    measured = measure(model, sequences=64, length=64)
+    predicted = predict(**variance.settings(model), length=64, causal=False)
     for layer in (1, 2):
-        assert variance.slope(seen.row(layer, ATTENTION, MEASURED)) == pytest.approx(0, abs=0.01)
-        assert off((seen, said), layer, ATTENTION).abs().max() < 0.1
+        assert variance.slope(measured.row(layer, ATTENTION, MEASURED)) == pytest.approx(0, abs=0.01)
+        assert off((measured, predicted), layer, ATTENTION).abs().max() < 0.1
 
 
 # ---- measurement --------------------------------------------------------------------------------------
@@ -286,6 +291,7 @@ POST_NORM = ALL - {NORM}  # layer norm comes after
         ("roberta", POST_NORM),
         ("albert", POST_NORM),
         ("distilbert", POST_NORM),
+        ("mpnet", POST_NORM - {LOGITS, WEIGHTS}),  # its bias is added to the logits
         ("gpt_neox", ALL - {RESIDUAL}),
         ("gemma", ALL),
         ("phi", ALL - {RESIDUAL}),  # attention and feed-forward side by side
@@ -311,6 +317,52 @@ def test_what_can_be_seen_of_a_family(kind, steps):
     expected = states[1].transpose(0, 1).flatten(1).var(-1, unbiased=False)
     assert table.row(1, OUTPUT, MEASURED).values == pytest.approx(expected.tolist(), rel=1e-4)
     assert table.row(2, INPUT, MEASURED).values == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("spec", "without"), [(None, {LOGITS, WEIGHTS}), ("nope", set()), ("tisa", {LOGITS, WEIGHTS})])
+def test_mpnet_s_attention_is_measured(spec, without):
+    """Its attention does not go through transformers' interface: against the outputs of its own modules."""
+    model = make("mpnet")
+    if spec is not None:
+        locant.swap(model, spec)
+    ids = torch.randint(3, 60, (4, 12), generator=torch.Generator().manual_seed(0))
+    paths = {QUERY: "attention.attn.q", KEY: "attention.attn.k", VALUE: "attention.attn.v",
+             ATTENTION: "attention.attn.o", FEED_FORWARD: "output.dense"}  # fmt: skip
+    taken = {}
+
+    def keep(layer, step):
+        return lambda module, args, output: taken.update({(layer, step): output})
+
+    hooks = [
+        model.get_submodule(f"encoder.layer.{layer - 1}.{path}").register_forward_hook(keep(layer, step))
+        for layer in (1, 2)
+        for step, path in paths.items()
+    ]
+    with torch.no_grad():
+        before = model(input_ids=ids, output_hidden_states=True)
+    for hook in hooks:
+        hook.remove()
+    for layer in (1, 2):
+        taken[layer, INPUT], taken[layer, OUTPUT] = before.hidden_states[layer - 1 : layer + 1]
+        taken[layer, RESIDUAL] = taken[layer, INPUT] + taken[layer, ATTENTION]
+    table = measure(model, tokens=ids)
+    for layer in (1, 2):
+        assert {row.step for row in table.rows if row.layer == layer} == POST_NORM - without
+    for (layer, step), x in taken.items():
+        expected = x.transpose(0, 1).flatten(1).var(-1, unbiased=False)
+        assert table.row(layer, step, MEASURED).values == pytest.approx(expected.tolist(), rel=1e-4), (layer, step)
+    if spec == "nope":
+        weights = softmax_of(taken[2, QUERY], taken[2, KEY], heads=4)
+        expected = weights.square().sum(-1).mean((0, 1))
+        assert table.row(2, WEIGHTS, MEASURED).values == pytest.approx(expected.tolist(), rel=1e-4)
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).last_hidden_state, before.last_hidden_state)
+
+
+def softmax_of(query, key, heads):
+    """Weights [batch, heads, length, length] of bidirectional attention without positions."""
+    q, k = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key))
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
 
 
 def test_schemes_that_change_logits_leave_them_out():
@@ -378,7 +430,7 @@ def test_what_cannot_be_measured_is_refused():
             measure(model, **wrong)
     with torch.no_grad():
         model.h[0].mlp.c_fc.weight[0, 0] = math.nan
-    with pytest.raises(ValueError, match=r"not finite: h\.0\.mlp\.c_fc\.weight"):
+    with pytest.raises(ValueError, match=r"contain NaN or infinity: h\.0\.mlp\.c_fc\.weight"):
         measure(model, length=10)
     with pytest.raises(ValueError, match="38 positions"):
         measure(make("roberta"), length=39)

@@ -1,4 +1,4 @@
-"""Comparisons: where the data comes from, that all schemes get the same, and that what cannot be is said first."""
+"""Comparisons: the data, the same conditions for all schemes, and errors before anything is trained."""
 
 import json
 import math
@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from locant.experiments import arms, comparison
-from locant.experiments import preset as presets
-from locant.experiments.preset import SCRATCH
-from locant.experiments.run import Run, Work, execute, setting
-from locant.experiments.tasks import task
+from locant.experiments.presets import SCRATCH, find_preset
+from locant.experiments.run import execute, load_setting
+from locant.experiments.tasks import find_task
 from locant.experiments.tasks.task import order
+from locant.experiments.work import Run, Work
 from locant.runs import files, run_folder
 from locant.runs.budget import Budget
 
@@ -27,14 +27,14 @@ def words(tmp_path_factory):
 
 
 def begin(out, words, **changes):
-    asked = {"task": "clm", "schemes": ["nope"], "data": words, "model": None, "seeds": [0], "preset": TINY,
+    settings = {"task": "clm", "schemes": ["nope"], "data": words, "model": None, "seeds": [0], "preset": TINY,
              "budget": Budget(steps=4), "calibrate": lambda *_: 0.5}  # fmt: skip
-    return comparison.begin(out, **{**asked, **changes})
+    return comparison.begin(out, **{**settings, **changes})
 
 
 class TestPreset:
     def test_changes_stand_after_a_colon(self):
-        made = presets.preset("quick:length=64,rate=1e-4", SCRATCH)
+        made = find_preset("quick:length=64,rate=1e-4", SCRATCH)
         assert (made.length, made.rate, made.batch) == (64, 1e-4, SCRATCH["quick"].batch)
 
     @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ class TestPreset:
             ("quick:width=100,heads=3", "not a multiple"),
         ],
     )
-    def test_mistakes_are_said(self, text, message):
+    def test_mistakes_have_an_error(self, text, message):
         with pytest.raises(ValueError, match=message):
-            presets.preset(text, SCRATCH)
+            find_preset(text, SCRATCH)
 
 
 class TestBudget:
@@ -70,7 +70,7 @@ class TestSchemes:
         ]  # fmt: skip
 
     @pytest.mark.parametrize(("text", "message"), [("tisa,,nope", "empty place"), ("tisa,nope,tisa", "twice")])
-    def test_mistakes_are_said(self, text, message):
+    def test_mistakes_have_an_error(self, text, message):
         with pytest.raises(ValueError, match=message):
             arms.specs(text)
 
@@ -78,9 +78,9 @@ class TestSchemes:
 class TestTheSameForAll:
     def test_weights_agree_wherever_shapes_do(self, tmp_path, words):
         found = begin(tmp_path, words)
-        here = setting(found.work, tmp_path / comparison.DATA)
+        here = load_setting(found.work, tmp_path / comparison.DATA)
         models = {
-            spec: arms.build(task("clm"), here, "gpt2", spec, seed=3).state_dict()
+            spec: arms.build(find_task("clm"), here, "gpt2", spec, seed=3).state_dict()
             for spec in ("native", "nope", "tisa", "huang4:clip=4", "native+alibi", "learned")
         }
         base = models["native"]
@@ -89,32 +89,32 @@ class TestTheSameForAll:
             assert len(shared) > 20, spec
             for name in shared:
                 assert torch.equal(weights[name], base[name]), (spec, name)
-        other = arms.build(task("clm"), here, "gpt2", "native", seed=4).state_dict()
+        other = arms.build(find_task("clm"), here, "gpt2", "native", seed=4).state_dict()
         assert not torch.equal(other["transformer.h.0.attn.c_attn.weight"], base["transformer.h.0.attn.c_attn.weight"])
 
     def test_keeping_the_native_positions_keeps_them(self, tmp_path, words):
         found = begin(tmp_path, words)
-        here = setting(found.work, tmp_path / comparison.DATA)
-        both = arms.build(task("clm"), here, "gpt2", "native+tisa", seed=0)
-        native = arms.build(task("clm"), here, "gpt2", "native", seed=0)
+        here = load_setting(found.work, tmp_path / comparison.DATA)
+        both = arms.build(find_task("clm"), here, "gpt2", "native+tisa", seed=0)
+        native = arms.build(find_task("clm"), here, "gpt2", "native", seed=0)
         table = native.transformer.wpe.weight
         assert any(torch.equal(p, table) for p in both.parameters() if p.shape == table.shape)
 
     def test_a_learned_table_is_as_long_as_the_training(self, tmp_path, words):
         found = begin(tmp_path, words)
-        here = setting(found.work, tmp_path / comparison.DATA)
+        here = load_setting(found.work, tmp_path / comparison.DATA)
         for shape in ("gpt2", "llama"):
-            model = arms.build(task("clm"), here, shape, "learned", seed=0)
-            tests = list(task("clm").evaluate(model.eval(), here))
+            model = arms.build(find_task("clm"), here, shape, "learned", seed=0)
+            tests = list(find_task("clm").evaluate(model.eval(), here))
             assert [bool(test.refused) for test in tests] == [False, True, True]
             assert tests[1].refused == "its positions end at 16"
 
     def test_examples_depend_on_seed_and_number_alone(self, tmp_path, words):
         for name in ("clm", "mlm"):
             found = begin(tmp_path / name, words, task=name)
-            here, job = setting(found.work, tmp_path / name / comparison.DATA), task(name)
+            here, job = load_setting(found.work, tmp_path / name / comparison.DATA), find_task(name)
             few, many = job.examples(here, 1, 8), job.examples(here, 1, 200)
-            many[150]  # asked for in another order
+            many[150]  # read in another order
             for n in (7, 0, 3):
                 assert torch.equal(few[n]["input_ids"], many[n]["input_ids"])
             other = job.examples(here, 2, 8)
@@ -132,7 +132,7 @@ class TestLanguage:
     def ready(self, tmp_path, words):
         def make(name, shape):
             found = begin(tmp_path, words, task=name, model=shape)
-            return task(name), setting(found.work, tmp_path / comparison.DATA)
+            return find_task(name), load_setting(found.work, tmp_path / comparison.DATA)
 
         return make
 
@@ -156,7 +156,7 @@ class TestLanguage:
         for test in job.evaluate(model, here):
             places = [at for at, _ in test.by_position]
             assert places == list(range(0, test.length, 2))
-            sizes = [1 if at % 16 == 14 else 2 for at in places]  # what comes first in a window of 16 is not scored
+            sizes = [1 if at % 16 == 14 else 2 for at in places]  # the first token of a window of 16 is not scored
             mean = math.fsum(size * loss for size, (_, loss) in zip(sizes, test.by_position, strict=True)) / sum(sizes)
             assert mean == pytest.approx(test.values["loss"], rel=1e-6)
 
@@ -179,10 +179,10 @@ class TestLanguage:
         examples = job.examples(here, 0, 400)
         rows = [examples[n] for n in range(400)]
         inputs, labels = (torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels"))
-        asked = labels != -100
-        assert 0.13 < asked.float().mean() < 0.17
-        masked = inputs[asked] == here.tokenizer.mask_token_id
-        kept = inputs[asked] == labels[asked]
+        chosen = labels != -100
+        assert 0.13 < chosen.float().mean() < 0.17
+        masked = inputs[chosen] == here.tokenizer.mask_token_id
+        kept = inputs[chosen] == labels[chosen]
         assert 0.75 < masked.float().mean() < 0.85
         assert 0.06 < kept.float().mean() < 0.14
 
@@ -194,7 +194,7 @@ class TestLanguage:
         losses = [line["loss"] for line in files.lines(tmp_path / "run" / run_folder.METRICS) if line["kind"] == "step"]
         assert losses[-1] < losses[0] - 1
 
-    def test_a_text_too_short_is_said_with_its_size(self, tmp_path):
+    def test_a_text_too_short_has_its_size_in_the_error(self, tmp_path):
         (tmp_path / "a.txt").write_text("a few words\n" * 5)
         with pytest.raises(ValueError, match=r"has \d+ tokens to (train|test) on"):
             begin(tmp_path / "out", str(tmp_path / "a.txt"))
@@ -246,7 +246,7 @@ class TestFolder:
         with pytest.raises(ValueError, match=message):
             begin(tmp_path, words, schemes=schemes)
 
-    def test_a_model_that_is_not_there_is_said(self, tmp_path, words):
+    def test_a_model_that_does_not_exist(self, tmp_path, words):
         with pytest.raises(ValueError, match="no such shape"):
             begin(tmp_path, words, model="./nowhere")
 
@@ -260,9 +260,9 @@ class TestFolder:
         assert {"run.json", "metrics.jsonl", "model.safetensors", "DONE", "tokenizer.json"} <= {
             path.name for path in here.iterdir()
         }
-        said = json.loads((here / "run.json").read_text())
-        assert (said["scheme"], said["seed"], said["task"], said["steps"]) == ("tisa", 0, "clm", 4)
-        assert {"versions", "host", "threads", "began"} <= said.keys()
+        about = json.loads((here / "run.json").read_text())
+        assert (about["scheme"], about["seed"], about["task"], about["steps"]) == ("tisa", 0, "clm", 4)
+        assert {"versions", "host", "threads", "began"} <= about.keys()
         kept = locant.load(here)
         assert "tisa" in str(locant.native(kept))
         assert kept.config.use_cache  # Trainer turns it off: text would be written in quadratic time

@@ -4,53 +4,50 @@ import os
 import signal
 import socket
 import sys
+import threading
 
 import pytest
 
-from locant.experiments.comparison import DATA, where
-from locant.experiments.workers import Local
+from locant.experiments import ray_cluster
+from locant.experiments.comparison import DATA, open_folder, where
 from locant.runs import files, run_folder
-from tests.experiments.test_survival import STEPS, assert_same, compared
+from tests.experiments.processes import PAUSE, STEPS, assert_same, pausing_once_on_ray
 
 ray = pytest.importorskip("ray", reason="ray is an extra: pip install 'locant[ray]'")
 
-from locant.experiments.ray_cluster import Ray, _answers, _timed  # noqa: E402
+from locant.experiments.ray_cluster import RayCluster, _check_address, _timed  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("processes")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster():
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False,
         logging_level="ERROR",
     )  # fmt: skip
-    yield Ray("local", 1)
+    yield RayCluster("local", 1)
     ray.shutdown()
 
 
-@pytest.fixture(scope="module")
-def comparison(tmp_path_factory):
-    out = tmp_path_factory.mktemp("ray") / "out"
-    return out, compared(out, ["native", "tisa"])
-
-
-def test_a_worker_killed_in_the_middle_is_replaced_and_the_numbers_are_those_of_one_machine(cluster, comparison):
-    out, compared = comparison
+@pytest.mark.slow
+def test_a_worker_killed_in_the_middle_is_replaced_and_the_numbers_are_those_of_one_machine(
+    cluster, whole, tmp_path, monkeypatch
+):
     assert cluster.slots == 2
-    runs = [(run, where(out, run)) for run in compared.runs()]
-    victim, killed = where(out, compared.runs()[1]), 0
-    for _ in cluster.work(runs, out / DATA):
-        if not killed and len(files.lines(victim / run_folder.METRICS)) > STEPS // 3:
+    monkeypatch.setattr(ray_cluster, "_do_run", pausing_once_on_ray)  # so that it cannot end before it is killed
+    chosen = [run for run in open_folder(whole).runs() if run.scheme in ("native", "tisa")]
+    runs = [(run, where(tmp_path, run)) for run in chosen]
+    victim, killed = next(here for run, here in runs if run.scheme == "tisa"), 0
+    for _ in cluster.work(runs, whole / DATA):
+        if not killed and len(files.lines(victim / run_folder.METRICS)) == PAUSE:
             killed = files.read_json(victim / "run.json")["process"]
             os.kill(killed, signal.SIGKILL)
     assert killed
     assert killed != os.getpid()
-
-    alone = [(run, out / "alone" / run.name) for run in compared.runs()]
-    for _ in Local(1).work(alone, out / DATA):
-        pass
-    for (_, here), (_, undisturbed) in zip(runs, alone, strict=True):
-        assert_same(here, undisturbed)
+    for run, here in runs:
+        assert_same(here, where(whole, run))
         assert not (here / run_folder.FAILED).exists()
     # Its steps were written twice, the second time from a checkpoint on; they are there once.
     assert [row["step"] for row in files.lines(victim / run_folder.METRICS) if row["kind"] == "step"] == [
@@ -58,51 +55,53 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_numbers_are_those_of_
     ]
 
 
-def test_a_step_is_timed_on_the_cluster(cluster, comparison):
-    out, compared = comparison
-    assert 0 < cluster.seconds_of_a_step(compared.work, "native", out / DATA) < 60
-    assert _timed(compared.work, "nothing", out / DATA).startswith("nothing cannot be trained on ")
+@pytest.mark.slow
+def test_a_step_is_timed_on_the_cluster(cluster, whole):
+    work, whole_machine = open_folder(whole).work, RayCluster("local", 2)
+    assert whole_machine.slots == 1
+    assert 0 < whole_machine.seconds_of_a_step(work, "native", whole / DATA) < 60
+    assert _timed(work, "nothing", whole / DATA).startswith("nothing cannot be trained on ")
 
 
-def test_a_folder_that_is_not_shared_is_said_to_be(cluster, comparison, tmp_path):
-    _, compared = comparison
+def test_a_folder_that_is_not_shared(cluster, whole, tmp_path):
+    run = open_folder(whole).runs()[0]
     with pytest.raises(OSError, match="must share the output folder"):
-        for _ in cluster.work([(compared.runs()[0], tmp_path / "run")], tmp_path / "elsewhere"):
+        for _ in cluster.work([(run, tmp_path / "run")], tmp_path / "elsewhere"):
             pass
 
 
 def test_a_real_cluster_answers(cluster):
-    _answers(ray.get_runtime_context().gcs_address)
+    _check_address(ray.get_runtime_context().gcs_address)
 
 
 def test_runs_that_fit_on_no_machine_are_refused(cluster):
     with pytest.raises(ValueError, match="no machine of the Ray cluster at local has the 64 CPUs"):
-        Ray("local", 64)
+        RayCluster("local", 64)
 
 
-# What is not there is asked for in processes without a cluster: these need none.
+# These need no cluster.
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("127.0.0.1:1", "no Ray cluster at --ray 127.0.0.1:1: .*refused"),
-        ("ray://127.0.0.1:1", "--ray must be host:6379, auto or local"),
-        ("http://", "--ray must be host:6379"),
+        ("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1: .*refused"),
+        ("ray://127.0.0.1:1", "the address of a Ray cluster must be host:6379, auto or local"),
+        ("http://", "the address of a Ray cluster must be host:6379"),
     ],
 )
 def test_a_cluster_that_is_not_there(address, words, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises((ConnectionError, ValueError), match=words):
-        Ray(address, 1)
+        RayCluster(address, 1)
 
 
-def test_a_cluster_that_lets_nobody_in_says_why(monkeypatch):
+def test_a_cluster_that_refuses_access(monkeypatch):
     def refusing(**options):
         raise ConnectionError("Failed to connect") from RuntimeError("Traceback:\n  …\nthe token is missing\n")
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refusing)
-    with pytest.raises(ConnectionError, match=r"no Ray cluster at --ray auto: the token is missing$"):
-        Ray("auto", 1)
+    with pytest.raises(ConnectionError, match=r"no Ray cluster at auto: the token is missing$"):
+        RayCluster("auto", 1)
 
 
 @pytest.mark.parametrize("answer", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silence", "a web server"])
@@ -112,7 +111,6 @@ def test_something_else_at_the_address(answer, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         if answer:
-            import threading
 
             def serve() -> None:
                 connection, _ = server.accept()
@@ -121,11 +119,11 @@ def test_something_else_at_the_address(answer, monkeypatch):
                     connection.sendall(answer)
 
             threading.Thread(target=serve).start()
-        with pytest.raises(ConnectionError, match="something else answers there" if answer else "timed out"):
-            Ray(address, 1)
+        with pytest.raises(ConnectionError, match="another kind of server answers there" if answer else "timed out"):
+            RayCluster(address, 1)
 
 
-def test_without_ray_it_is_said_how_to_get_it(monkeypatch):
+def test_without_ray_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'locant\[ray\]'"):
-        Ray("auto", 1)
+        RayCluster("auto", 1)

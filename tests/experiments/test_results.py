@@ -1,4 +1,4 @@
-"""What a folder of runs is said to show."""
+"""The tables and conclusions of a folder of runs."""
 
 import math
 
@@ -17,7 +17,7 @@ class Choice(Causal):
     higher_is_better = True
 
 
-def said(out, comparison) -> list[str]:
+def conclusions(out, comparison) -> list[str]:
     return sentences(comparison, rows_of(out, comparison))
 
 
@@ -48,7 +48,7 @@ def test_the_highest_accuracy_is_first(tmp_path, monkeypatch):
     assert [(row.scheme, row.against and row.against.verdict) for row in rows] == [
         ("b", "better"), ("a", None), ("c", "worse"),
     ]  # fmt: skip
-    assert said(tmp_path, comparison)[0].startswith(
+    assert conclusions(tmp_path, comparison)[0].startswith(
         "b has the best mean accuracy, 0.9117. Against the second, a: better"
     )
 
@@ -67,18 +67,18 @@ def test_a_score_that_is_no_number_is_last_and_wins_nothing(tmp_path):
 
 
 def test_the_sentences_of_a_whole_comparison(tmp_path):
-    assert said(tmp_path, whole(tmp_path)) == [
+    assert conclusions(tmp_path, whole(tmp_path)) == [
         "tisa has the best mean loss, 3.65. Against the second, alibi: no difference shown "
         "(difference −0.133, 95 % interval −0.323 to +0.0564, 3 seeds).",
         "Better than learned in loss: tisa (−0.45) and alibi (−0.317).",
         "nope against learned: no difference shown (difference +0.05, 95 % interval −0.323 to +0.423, 3 seeds).",
-        "At 1,024 tokens, 8 × the length of training, alibi has the best mean loss: 3.596, after 3.783 at 128.",
+        "At 1,024 tokens, 8 × the trained length, alibi has the best mean loss: 3.596 (3.783 at 128).",
         "learned cannot read 256, 512 and 1,024 tokens: its positions end at 128.",
     ]
 
 
-def test_first_against_baseline_is_said_once(tmp_path):
-    found = said(tmp_path, whole(tmp_path, schemes=("learned", "tisa")))
+def test_first_against_baseline_is_one_sentence(tmp_path):
+    found = conclusions(tmp_path, whole(tmp_path, schemes=("learned", "tisa")))
     assert len([sentence for sentence in found if "tisa" in sentence and "learned" in sentence]) == 1
     assert found[0].startswith(
         "tisa has the best mean loss, 3.65. Against the second, learned: better (difference −0.45"
@@ -91,8 +91,8 @@ def test_one_that_is_worse_comes_with_its_interval(tmp_path):
         for scheme, score in (("a", 4.2), ("b", 4.1), ("c", 5.0), ("d", 4.25)):
             finish(tmp_path, comparison, scheme, seed, score + seed / 10 + (seed == 1) * (scheme in "bc") / 50)
     # c − a: 0.8, 0.82, 0.8; d − a: 0.05 three times, but for rounding
-    assert said(tmp_path, comparison)[1:3] == [
-        "The same difference to a in every seed, so no spread to judge it by: d (+0.05).",
+    assert conclusions(tmp_path, comparison)[1:3] == [
+        "The difference to a is the same in every seed, so there is no spread to judge it by: d (+0.05).",
         "c is worse than a in loss (difference +0.807, 95 % interval +0.778 to +0.835, 3 seeds).",
     ]
 
@@ -102,12 +102,12 @@ def test_many_without_a_difference_are_one_sentence(tmp_path):
     for scheme, (one, two) in {"a": (3.0, 3.1), "b": (2.9, 3.3), "c": (3.2, 3.05), "d": (3.1, 3.4)}.items():
         finish(tmp_path, comparison, scheme, 0, one)
         finish(tmp_path, comparison, scheme, 1, two)
-    assert "c and d against a: no difference shown." in said(tmp_path, comparison)
+    assert "c and d against a: no difference shown." in conclusions(tmp_path, comparison)
 
 
 def test_one_seed_has_no_winner(tmp_path):
-    found = said(tmp_path, whole(tmp_path, seeds=1))
-    assert found[0] == "One seed: no interval, and no winner. The order may be chance; use --seeds 3 or more."
+    found = conclusions(tmp_path, whole(tmp_path, seeds=1))
+    assert found[0] == "One seed: no interval, and no winner. The order may be chance; train 3 seeds or more."
     assert not [
         sentence
         for sentence in found
@@ -117,23 +117,23 @@ def test_one_seed_has_no_winner(tmp_path):
 
 def test_while_runs_go_on(tmp_path):
     comparison = begin(tmp_path, ["learned", "tisa"], seeds=2)
-    assert said(tmp_path, comparison) == ["No run has finished yet.", "0 of 4 runs have ended so far."]
+    assert conclusions(tmp_path, comparison) == ["No run has finished yet.", "0 of 4 runs have ended so far."]
     finish(tmp_path, comparison, "learned", 0, 4.0)
     finish(tmp_path, comparison, "tisa", 0, 3.9)
     begun(tmp_path, comparison, "learned", 1, upto=4)
-    assert said(tmp_path, comparison)[0] == (
+    assert conclusions(tmp_path, comparison)[0] == (
         "One seed so far: no interval yet, and no winner. The order may be chance."
     )
-    assert said(tmp_path, comparison)[-1] == "2 of 4 runs have ended so far."
+    assert conclusions(tmp_path, comparison)[-1] == "2 of 4 runs have ended so far."
     finish(tmp_path, comparison, "tisa", 1, 3.8)
     rows = rows_of(tmp_path, comparison)
     assert rows[0].against.verdict == "one seed"
     assert sentences(comparison, rows)[0] == (
-        "Only one seed of learned: no interval there, and nothing can be said of the difference."
+        "Only one seed of learned: no interval there, and no conclusion on the difference."
     )
 
 
-def test_failures_are_said_with_their_reason(tmp_path):
+def test_failures_have_their_reason(tmp_path):
     comparison = begin(tmp_path, ["learned", "rope"], seeds=3)
     for seed in range(3):
         finish(tmp_path, comparison, "learned", seed, 4.0 + seed / 10)

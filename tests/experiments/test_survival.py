@@ -1,91 +1,52 @@
 """Runs that are killed, torn and starved end as undisturbed ones do: bit by bit, on one machine with fixed threads."""
 
 import errno
-import json
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from locant.experiments import run as running
-from locant.experiments.comparison import DATA, Comparison, begin, open_folder, pending, where
-from locant.experiments.run import Run
-from locant.experiments.workers import Local, _in_process, _write_down
+from locant.experiments import arms, workers
+from locant.experiments.comparison import DATA, open_folder, pending, where
+from locant.experiments.presets import SCRATCH, find_preset
+from locant.experiments.run import load_setting
+from locant.experiments.tasks import find_task
+from locant.experiments.work import Run
+from locant.experiments.workers import LocalWorkers, _run_process, _write_failure
 from locant.runs import files, run_folder
-from locant.runs.budget import Budget
+from tests.experiments.processes import (
+    PAUSE,
+    PRESET,
+    SCHEMES,
+    assert_same,
+    compared,
+    comparer,
+    complete,
+    dying,
+    numbers,
+    pausing,
+    starved,
+    text,
+)
 
-STEPS = 20  # every one is logged, every second one is a checkpoint
-PRESET = "quick:length=16,longest=2,batch=4,layers=1,width=16,heads=2,vocabulary=300,evaluated=512"
-SCHEMES = ["tisa", "huang4:clip=4", "native", "rope"]
-
-
-def text(path: Path) -> Path:
-    """A text that takes no time to tokenise: a walk over words."""
-    words, state = ["one", "two", "three", "four", "five", "six", "seven", "eight"], 1
-    with path.open("w") as file:
-        for number in range(8000):
-            state = (state * 1103515245 + 12345) % 2**31
-            file.write(words[(state >> 16) % 8] + ("\n" if number % 12 == 11 else " "))
-    return path
-
-
-def compared(out: Path, schemes: list[str], *, steps: int = STEPS, preset: str = PRESET, **rest) -> Comparison:
-    rest = {"data": None, "model": None, "seeds": [0], "task": "clm", **rest}
-    if rest["data"] is None:
-        rest["data"] = str(text(out.parent / "text.txt"))
-    return begin(
-        out, schemes=schemes, budget=Budget(steps=steps), preset=preset, calibrate=None, say=lambda words: None, **rest
-    )
-
-
-def complete(out: Path, comparison: Comparison) -> None:
-    for _ in Local(1).work([(run, where(out, run)) for run in pending(out, comparison)], out / DATA):
-        pass
-
-
-def numbers(here: Path) -> list[dict]:
-    """What must not depend on what happened: everything but times and memory."""
-    rows = files.lines(here / run_folder.METRICS)
-    return [
-        {key: value for key, value in row.items() if key not in ("seconds", "seconds_per_step", "memory_mb")}
-        for row in rows
-    ]
-
-
-def assert_same(here: Path, undisturbed: Path) -> None:
-    assert run_folder.state(here) == "done", (here / "log.txt").read_text()
-    assert numbers(here) == numbers(undisturbed)
-    assert (here / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
-    assert not list(here.glob("checkpoint-*"))
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """A comparison that nothing disturbs."""
-    out = tmp_path_factory.mktemp("whole") / "out"
-    complete(out, compared(out, SCHEMES))
-    return out
+pytestmark = pytest.mark.xdist_group("processes")  # one fork server for all tests that need one
 
 
 @pytest.fixture(scope="module")
 def whole_with_dropout(tmp_path_factory) -> Path:
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-    from locant.experiments import preset as presets
-    from locant.experiments.tasks import task
-
     there = tmp_path_factory.mktemp("dropout")
     data = str(text(there / "text.txt"))
-    tokenizer = task("clm").tokenizer(data, presets.preset(PRESET, presets.SCRATCH))
+    tokenizer = find_task("clm").tokenizer(data, find_preset(PRESET, SCRATCH))
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
     config = GPT2Config(
         vocab_size=len(tokenizer), n_positions=32, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.2, embd_pdrop=0.2,
@@ -99,80 +60,14 @@ def whole_with_dropout(tmp_path_factory) -> Path:
     return out
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def dying(run: Run, here: Path, data: Path, moment: str, after: int, tell) -> None:
-    """A run whose process is killed by `kill -9` at a moment, after that moment has come so many times before."""
-    count = iter(range(after, -1, -1))
-
-    def now() -> bool:
-        return next(count) == 0
-
-    append, touch, save, rmtree = files.append, Path.touch, torch.save, shutil.rmtree
-    if moment in ("step", "half a line", "test"):
-
-        def appending(path: Path, line: dict) -> None:
-            if line["kind"] == ("test" if moment == "test" else "step") and now():
-                if moment == "half a line":
-                    with path.open("a") as file:
-                        file.write(json.dumps(line)[:20])
-                die()
-            append(path, line)
-
-        files.append = appending
-    elif moment == "half a checkpoint":
-
-        def saving(thing: object, path: str, *args: object, **rest: object) -> None:
-            if str(path).endswith("optimizer.pt") and now():
-                save(thing, path)
-                os.truncate(path, 1000)
-                die()
-            save(thing, path, *args, **rest)
-
-        torch.save = saving
-    elif moment == "whole checkpoint, unmarked":
-
-        def touching(path: Path, *args: object, **rest: object) -> None:
-            if path.name == run_folder.WHOLE and now():
-                die()
-            touch(path, *args, **rest)
-
-        Path.touch = touching
-    elif moment == "old checkpoint half deleted":
-
-        def deleting(path: str, *args: object, **rest: object) -> None:
-            if "checkpoint-" in str(path) and now():
-                (Path(path) / "optimizer.pt").unlink()
-                die()
-            rmtree(path, *args, **rest)
-
-        shutil.rmtree = deleting
-    elif moment == "half a model":
-        from transformers import PreTrainedModel
-
-        pretrained = PreTrainedModel.save_pretrained
-
-        def keeping(self: object, where: Path, *args: object, **rest: object) -> None:
-            pretrained(self, where, *args, **rest)
-            if Path(where) == here:
-                os.truncate(here / "model.safetensors", 1000)
-                die()
-
-        PreTrainedModel.save_pretrained = keeping
-    else:
-        raise AssertionError(moment)
-    _in_process(run, here, data, -1, tell)
-
-
 def start(target, *arguments):
-    context = Local(1).context
-    told, tell = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(*arguments, tell))
+    """A process from the fork server, and the end of the pipe that it sends to."""
+    context = LocalWorkers(1).context
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(*arguments, sender))
     process.start()
-    tell.close()
-    return process, told
+    sender.close()
+    return process, receiver
 
 
 def kill_at(run: Run, here: Path, data: Path, moment: str, after: int) -> None:
@@ -187,7 +82,7 @@ MOMENTS = [
     ("half a line", 5),
     ("half a checkpoint", 0),
     ("half a checkpoint", 3),
-    ("whole checkpoint, unmarked", 9),  # the last one
+    ("whole checkpoint, unmarked", 5),  # the last one
     ("old checkpoint half deleted", 1),
     ("half a model", 0),
     ("test", 1),
@@ -205,7 +100,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_were_not(whole, tmp_path, mome
 
 
 def finish(run: Run, here: Path, data: Path) -> None:
-    process, _ = start(_in_process, run, here, data, -1)
+    process, _ = start(_run_process, run, here, data, -1)
     process.join(120)
     assert process.exitcode == 0, (here / "log.txt").read_text()
 
@@ -223,11 +118,8 @@ def test_dropout_goes_on_with_the_numbers_it_would_have_had(whole_with_dropout, 
 
 
 def losses_with_two_seeds_of_dropout(out: Path, run: Run) -> list[torch.Tensor]:
-    from locant.experiments.arms import build
-    from locant.experiments.tasks import task
-
-    here = running.setting(run.work, out / DATA)
-    model = build(task("clm"), here, run.work.model, run.scheme, 0).train()
+    here = load_setting(run.work, out / DATA)
+    model = arms.build(find_task("clm"), here, run.work.model, run.scheme, 0).train()
     ids = torch.arange(16)[None]
     found = []
     for seed in range(2):
@@ -253,7 +145,7 @@ def test_a_deletion_cut_short_twice_leaves_no_torn_checkpoint_behind(whole, tmp_
     assert_same(here, where(whole, run))
 
 
-def test_a_process_killed_from_outside_is_reported_and_taken_up_again(whole, tmp_path):
+def test_a_process_killed_from_outside_is_reported_and_taken_up_again(whole, tmp_path, monkeypatch):
     """As the out-of-memory killer does it; the others go on."""
     out = tmp_path / "out"
     shutil.copytree(whole / DATA, out / DATA)
@@ -262,11 +154,13 @@ def test_a_process_killed_from_outside_is_reported_and_taken_up_again(whole, tmp
     victim = where(out, comparison.runs()[1])
     killed = False
     runs = [(run, where(out, run)) for run in pending(out, comparison)]
-    for _ in Local(1).work(runs, out / DATA):
-        for process in multiprocessing.active_children():
-            if not killed and process.name == victim.name and len(files.lines(victim / run_folder.METRICS)) > 3:
-                os.kill(process.pid, signal.SIGKILL)
-                killed = True
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "_run_process", partial(pausing, victim.name))  # so that it cannot end before
+        for _ in LocalWorkers(1).work(runs, out / DATA):
+            for process in multiprocessing.active_children():
+                if not killed and process.name == victim.name and len(files.lines(victim / run_folder.METRICS)) > 3:
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed = True
     assert killed
     states = [run_folder.state(where(out, run)) for run in comparison.runs()]
     assert states == ["done", "failed", "done", "done"]
@@ -302,57 +196,23 @@ def test_a_run_that_diverges_is_reported_for_good_and_the_others_go_on(tmp_path)
     assert list(pending(out, comparison)) == []  # it would do so again
 
 
-COMPARER = """
-    import multiprocessing, resource, sys
-    from pathlib import Path
-    from locant.experiments.comparison import DATA, begin, open_folder, pending, where
-from locant.runs.budget import Budget
-    from locant.experiments.workers import Local, wait_for_others
-
-    def compare(out, data, limit):
-        if limit:
-            begun = open_folder(out)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-        else:
-            begun = begin(
-                out, task="clm", schemes={schemes!r}, data=data, model=None, seeds=[0, 1], budget=Budget(steps={steps}),
-                preset={preset!r}, calibrate=None, say=lambda words: None,
-            )
-        started = set()
-        while runs := [(run, where(out, run)) for run in pending(out, begun)]:
-            for steps in (Local(1).work(runs, out / DATA), wait_for_others(runs)):
-                for _ in steps:
-                    started |= {{child.pid for child in multiprocessing.active_children()}}
-        print(*started)
-
-    if __name__ == "__main__":
-        compare(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
-"""
-
-
-def comparer(tmp_path: Path, out: Path, data: Path, limit: int = 0) -> subprocess.Popen:
-    """A process of its own that compares; `limit` as in `starved`."""
-    script = tmp_path / "comparer.py"
-    script.write_text(textwrap.dedent(COMPARER).format(schemes=SCHEMES[:3], steps=STEPS, preset=PRESET))
-    command = [sys.executable, str(script), *map(str, (out, data, limit))]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
+@pytest.mark.slow
 def test_two_comparers_share_the_work_and_one_of_them_may_be_killed(whole, tmp_path):
     out, data = tmp_path / "out", text(tmp_path / "text.txt")
-    both = [comparer(tmp_path, out, data) for _ in range(2)]
+    both = [start(comparer, out, data, 0) for _ in range(2)]
     third = None
     try:
-        said = []
-        for each in both:
-            words, problems = each.communicate(timeout=240)
-            assert each.returncode == 0, problems
-            said.append({int(word) for word in words.split()})
+        started = []
+        for process, receiver in both:
+            process.join(240)
+            printed = output(receiver)
+            assert process.exitcode == 0, printed
+            started.append({int(word) for word in printed.splitlines()[-1].split()})
         comparison = open_folder(out)
         done_by = [files.read_json(where(out, run) / "run.json")["process"] for run in comparison.runs()]
         assert len(done_by) == 6
-        assert all(sum(process in own for own in said) == 1 for process in done_by)
-        assert all(own & {*done_by} for own in said), "one of them did nothing"
+        assert all(sum(process in own for own in started) == 1 for process in done_by)
+        assert all(own & {*done_by} for own in started), "one of them did nothing"
         for run in comparison.runs()[:3]:  # the first seed is that of the undisturbed comparison
             assert_same(where(out, run), where(whole, run))
 
@@ -360,17 +220,27 @@ def test_two_comparers_share_the_work_and_one_of_them_may_be_killed(whole, tmp_p
         victim = where(out, comparison.runs()[4])
         before = numbers(victim)
         shutil.rmtree(victim)
-        third = comparer(tmp_path, out, data)
-        wait_until(lambda: len(files.lines(victim / run_folder.METRICS)) > 3, third)
+        command = [sys.executable, "-m", "tests.experiments.processes", str(out), str(data), victim.name]
+        third = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        wait_until(lambda: len(files.lines(victim / run_folder.METRICS)) == PAUSE, third)
         third.kill()
         wait_until(lambda: free(victim))
         assert run_folder.state(victim) == "begun"
         complete(out, comparison)
         assert numbers(victim) == before
     finally:
-        for each in filter(None, [*both, third]):
-            each.kill()
-            each.communicate()
+        for process, _ in both:
+            process.kill()
+        if third is not None:
+            third.kill()
+            third.communicate()
+
+
+def output(receiver) -> str:
+    with os.fdopen(os.dup(receiver.fileno())) as file:
+        return file.read()
 
 
 def wait_until(true, process: subprocess.Popen | None = None) -> None:
@@ -390,12 +260,6 @@ def free(here: Path) -> bool:
         return False
 
 
-def starved(run: Run, here: Path, data: Path, most: int, tell) -> None:
-    """No file can grow beyond so many bytes: the system refuses to write, as it does on a full disk."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
-    _in_process(run, here, data, -1, tell)
-
-
 @pytest.mark.parametrize("most", [2000, 20_000], ids=["metrics", "checkpoint"])
 def test_a_disk_that_is_full_in_the_middle_of_a_run(whole, tmp_path, most):
     run, here = open_folder(whole).runs()[0], tmp_path / "run"
@@ -413,7 +277,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run(whole, tmp_path, most):
 
 def test_a_full_disk_is_called_so_whatever_a_library_calls_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
-    _write_down(RuntimeError("unexpected pos 64 vs 0"), tmp_path)
+    _write_failure(RuntimeError("unexpected pos 64 vs 0"), tmp_path)
     assert files.read_json(tmp_path / run_folder.FAILED)["reason"] == "the disk is full (unexpected pos 64 vs 0)"
     assert "unexpected pos" in capsys.readouterr().err
 
@@ -424,10 +288,10 @@ def test_a_disk_where_nothing_can_be_written(whole, tmp_path):
     comparison = open_folder(out)
     first, second, *_ = (where(out, run) for run in comparison.runs())
     shutil.rmtree(second)
-    process = comparer(tmp_path, out, tmp_path, limit=20)
-    _, problems = process.communicate(timeout=240)
-    assert process.returncode == 1
-    last = problems.strip().splitlines()[-1]
+    process, receiver = start(comparer, out, tmp_path, 20)
+    process.join(240)
+    assert process.exitcode == 1
+    last = output(receiver).strip().splitlines()[-1]
     assert last.startswith("OSError: huang4-clip=4.s0 failed ([Errno 27] File too large")
     assert "Finished runs are kept; give the same command again" in last
     assert_same(first, where(whole, comparison.runs()[0]))
@@ -438,7 +302,7 @@ def test_a_disk_where_nothing_can_be_written(whole, tmp_path):
 
 def test_a_folder_with_another_comparison_is_refused(whole, tmp_path):
     data = open_folder(whole).work.data
-    with pytest.raises(ValueError, match=r"holds another comparison \(steps: 20 there, 30 now\); name a new folder"):
+    with pytest.raises(ValueError, match=r"holds another comparison \(steps: 12 there, 30 now\); name a new folder"):
         compared(whole, SCHEMES, steps=30, data=data)
     with pytest.raises(ValueError, match="the first scheme is the baseline"):
         compared(whole, SCHEMES[::-1], data=data)

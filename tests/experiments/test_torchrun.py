@@ -1,62 +1,33 @@
-"""One run in several processes (torchrun, gloo): the losses of one process, and it survives as well."""
+"""One run in several processes (torchrun, gloo): the losses of one process, and it survives as well.
+
+torchrun's agent starts the processes from the fork server, so that they have imported everything. The last test gives
+the command `torchrun`.
+"""
 
 import json
+import os
+import signal
 import subprocess
 import sys
-import textwrap
+import uuid
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher import LaunchConfig, elastic_launch
 
-from locant.experiments.comparison import DATA, Comparison, where
-from locant.experiments.workers import Local, do
+from locant.experiments import fork_server
+from locant.experiments.comparison import DATA, open_folder, where
+from locant.experiments.workers import LocalWorkers, do_run
 from locant.runs import files, run_folder
-from tests.experiments.test_survival import PRESET, STEPS, compared, numbers
+from tests.command_line import locant_command
+from tests.experiments.processes import PRESET, STEPS, compared, complete, numbers, together
 
-# mlm: processes have unequal numbers of labels, sometimes none, and BERT's loss knows nothing of the other processes.
-TASKS = {"clm": ["tisa"], "mlm": ["native"]}
-SCRIPT = """
-    import os, signal, sys
-    from pathlib import Path
-    import accelerate, torch
-    from locant.experiments import run
-from locant.runs import files, run_folder
-    from locant.experiments.comparison import DATA, open_folder
-    from locant.experiments.workers import do
+pytestmark = pytest.mark.xdist_group("processes")
 
-    out, here, die_at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    append, make, states = files.append, run._trainer, accelerate.state.AcceleratorState
-
-    def appending(path, line):
-        append(path, line)
-        if line.get("step") == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    files.append = appending
-
-    # accelerate has FSDP for GPUs and the like alone; torch has it for CPUs too. This is the switch that it leaves off.
-    begin = states.__init__
-
-    def beginning(self, *args, fsdp_plugin=None, **rest):
-        begin(self, *args, fsdp_plugin=fsdp_plugin, **rest)
-        if fsdp_plugin is not None:
-            self.distributed_type, self.fsdp_plugin = accelerate.DistributedType.FSDP, fsdp_plugin
-            accelerate.PartialState._shared_state["distributed_type"] = self.distributed_type
-
-    states.__init__ = beginning
-
-    def making(*args):
-        global trainer
-        trainer = make(*args)
-        return trainer
-
-    run._trainer = making
-    do(open_folder(out).runs()[0], here, out / DATA)
-    assert not torch.distributed.is_initialized()
-    print("ended", os.environ["RANK"], type(next(trainer.model.parameters())).__name__)
-"""
 FSDP = """
 distributed_type: FSDP
 mixed_precision: 'no'
@@ -69,54 +40,81 @@ fsdp_config:
   fsdp_reshard_after_forward: true
   fsdp_state_dict_type: FULL_STATE_DICT
 """
-TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
-def together(there: Path, out: Path, here: Path, *, launcher=TORCHRUN, die_at=-1) -> subprocess.CompletedProcess:
-    """The first run of a comparison in two processes, the first of which may be killed after a step."""
-    (there / "together.py").write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, "-m", *launcher, str(there / "together.py"), str(out), str(here), str(die_at)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+def launched(there: Path, out: Path, here: Path, *, die_at=-1, environment=None) -> tuple[dict[int, tuple] | None, str]:
+    """The first run of a comparison in two processes, the first of which may be killed after a step.
+
+    Returns what each process returns (see `together`), None where one failed, and all that they printed.
+    """
+    fork_server.start()
+    logs = there / f"logs-{uuid.uuid4().hex}"
+    logs.mkdir()
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+        run_id=uuid.uuid4().hex, max_restarts=0, start_method="forkserver",
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
+    )  # fmt: skip
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        found = elastic_launch(config, together)(out, here, die_at, environment or {})
+    except ChildFailedError:
+        found = None
+    finally:
+        for number, handler in handlers.items():  # the agent sets its own
+            signal.signal(number, handler)
+    printed = "\n".join(path.read_text() for path in sorted(logs.rglob("*.log")))
+    return found, printed
 
 
-@pytest.fixture(scope="module", params=TASKS)
-def alone(request, tmp_path_factory) -> tuple[Path, Comparison]:
-    """The run in one process, without dropout."""
-    out = tmp_path_factory.mktemp("alone") / "out"
-    comparison = compared(out, TASKS[request.param], task=request.param)
-    run = comparison.runs()[0]
-    for _ in Local(1).work([(run, where(out, run))], out / DATA):
-        pass
-    return out, comparison
+ALONE = ("Parameter", [])
+"""No thread of gloo is left: one that still works when Python shuts down aborts the process."""
 
 
-def test_two_processes_have_the_losses_of_one(alone, tmp_path):
-    out, comparison = alone
-    ended = together(tmp_path, out, tmp_path / "run")
-    assert ended.returncode == 0, ended.stderr
-    assert {*ended.stdout.split("\n")} == {"ended 0 Parameter", "ended 1 Parameter", ""}
-    assert_as_one(tmp_path / "run", where(out, comparison.runs()[0]))
+def sharding(there: Path) -> dict[str, str]:
+    """What `accelerate launch` adds to the environment of a process, for FSDP."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser, prepare_multi_gpu_env
+
+    (there / "fsdp.yaml").write_text(FSDP)
+    given = launch_command_parser().parse_args(["--config_file", str(there / "fsdp.yaml"), "script.py"])
+    found = prepare_multi_gpu_env(_validate_launch_command(given)[0])
+    return {key: value for key, value in found.items() if os.environ.get(key) != value}
 
 
-@pytest.mark.parametrize("alone", ["clm"], indirect=True)
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory) -> Path:
+    """Processes have unequal numbers of labels, sometimes none, and BERT's loss knows nothing of other processes."""
+    out = tmp_path_factory.mktemp("masked") / "out"
+    complete(out, compared(out, ["native"], task="mlm"))
+    return out
+
+
+@pytest.mark.parametrize("task", ["clm", "mlm"])
+def test_two_processes_have_the_losses_of_one(task, tmp_path, request):
+    out = request.getfixturevalue("whole" if task == "clm" else "masked")
+    found, printed = launched(tmp_path, out, tmp_path / "run")
+    assert found is not None, printed
+    assert found == {0: ALONE, 1: ALONE}
+    assert_as_one(tmp_path / "run", where(out, open_folder(out).runs()[0]))
+
+
 @pytest.mark.parametrize("sharded", [False, True], ids=["torchrun", "FSDP"])
-def test_two_processes_are_killed_and_go_on_from_one_checkpoint(alone, tmp_path, sharded):
-    out, comparison = alone
+def test_two_processes_are_killed_and_go_on_from_one_checkpoint(whole, tmp_path, sharded):
     here = tmp_path / "run"
-    (tmp_path / "fsdp.yaml").write_text(FSDP)
-    launch = ["accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp.yaml"), "--main_process_port", "0"]
-    launcher = launch if sharded else TORCHRUN
-    first = together(tmp_path, out, here, launcher=launcher, die_at=STEPS // 2 + 1)
-    assert first.returncode != 0
-    assert run_folder.state(here) == "begun", first.stderr
+    environment = sharding(tmp_path) if sharded else None
+    found, printed = launched(tmp_path, whole, here, die_at=STEPS // 2 + 1, environment=environment)
+    assert found is None
+    assert run_folder.state(here) == "begun", printed
     kept = numbers(here)
     assert len(kept) == STEPS // 2 + 1
-    second = together(tmp_path, out, here, launcher=launcher)
-    assert second.returncode == 0, second.stderr
-    kind = "DTensor" if sharded else "Parameter"
-    assert {*second.stdout.split("\n")} == {f"ended 0 {kind}", f"ended 1 {kind}", ""}
+    found, printed = launched(tmp_path, whole, here, environment=environment)
+    assert found is not None, printed
+    if sharded:  # torch caches the layout of sharded tensors, and with it the process group and its threads
+        assert {rank: kind for rank, (kind, _) in found.items()} == {0: "DTensor", 1: "DTensor"}
+    else:
+        assert found == {0: ALONE, 1: ALONE}
     assert numbers(here)[: len(kept)] == kept
-    assert_as_one(here, where(out, comparison.runs()[0]))
+    assert_as_one(here, where(whole, open_folder(whole).runs()[0]))
 
 
 def assert_as_one(here: Path, alone: Path) -> None:
@@ -141,12 +139,13 @@ def assert_as_one(here: Path, alone: Path) -> None:
         torch.testing.assert_close(trained[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_two_processes_that_diverge_say_so_once_and_end(tmp_path):
+def test_two_processes_that_diverge_end_with_one_reason(tmp_path):
     out = tmp_path / "out"
     compared(out, ["tisa"], preset=f"{PRESET},scheme_rate=1e30")
     here = tmp_path / "run"
-    ended = together(tmp_path, out, here)
-    assert ended.returncode == 0, ended.stderr
+    found, printed = launched(tmp_path, out, here)
+    assert found is not None, printed
+    assert [threads for _, threads in found.values()] == [[], []]
     failed = json.loads((here / run_folder.FAILED).read_text())
     assert failed["final"]
     assert failed["reason"].startswith("the loss was nan at step ")
@@ -156,30 +155,35 @@ def test_a_batch_that_does_not_go_into_the_processes_is_refused(tmp_path, monkey
     out = tmp_path / "out"
     comparison = compared(out, ["tisa"])
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match="a batch of 4 does not go evenly into 3 processes"):
-        do(comparison.runs()[0], tmp_path / "run", out / DATA)
+    with pytest.raises(ValueError, match="a batch of 4 does not divide evenly among 3 processes"):
+        do_run(comparison.runs()[0], tmp_path / "run", out / DATA)
     assert "a batch of 4" in files.read_json(tmp_path / "run" / run_folder.FAILED)["reason"]
 
 
 def test_a_comparison_is_not_started_twice_by_torchrun(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="one of 2 processes"):
-        Local(1)
+        LocalWorkers(1)
 
 
+@pytest.mark.slow
 def test_the_command_does_one_run_in_two_processes(tmp_path):
     (tmp_path / "words.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 300)
-    words = ["locant", "train", "clm", "tisa", "--data", str(tmp_path / "words.txt"), "--budget", "4steps", "--preset",
-             "quick:length=16,longest=2,batch=4,layers=1,width=16,heads=2,vocabulary=300,evaluated=256"]  # fmt: skip
-    for name, start in (("two", [*TORCHRUN, "-m"]), ("one", [])):
-        done = subprocess.run(
-            [sys.executable, "-m", *start, *words, "-o", str(tmp_path / name)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("tisa, seed 0: loss") >= 1
+    words = ["train", "clm", "tisa", "--data", str(tmp_path / "words.txt"), "--budget", "4steps", "--preset",
+             "quick:length=16,longest=2,batch=4,layers=1,width=16,heads=2,vocabulary=300,evaluated=256",
+             "-o"]  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "locant"]
+    two = subprocess.Popen(
+        [*torchrun, *words, str(tmp_path / "two")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        one = locant_command(*words, tmp_path / "one")
+        printed, problems = two.communicate(timeout=300)
+    finally:
+        two.kill()
+    for code, text, problem in ((one.exit_code, one.output, one.output), (two.returncode, printed, problems)):
+        assert code == 0, problem
+        assert text.count("tisa, seed 0: loss") >= 1
     one, two = (
         [line["loss"] for line in files.lines(tmp_path / name / "runs/tisa.s0/metrics.jsonl") if line["kind"] == "step"]
         for name in ("one", "two")

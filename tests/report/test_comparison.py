@@ -1,5 +1,6 @@
 """The page of a comparison: what it says at any moment, and what a real browser makes of it."""
 
+import ast
 import csv
 import io
 import json
@@ -7,6 +8,7 @@ import math
 import re
 import shutil
 from html import unescape
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,14 +16,20 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 import locant
-from locant.experiments.preset import SCRATCH, preset
+import locant.report
+from locant.experiments.comparison import open_folder
+from locant.experiments.learned import store_curves, stored_curves
+from locant.experiments.presets import SCRATCH, find_preset
 from locant.experiments.results import outcomes, sentences
-from locant.report import comparison as report
-from locant.report.figures import Grid, Interval, Intervals, Lines, Small, records
-from locant.report.page import Report, Section, csv_name, figures_of, write
+from locant.report.comparison import comparison_page, write_comparison_page
+from locant.report.comparison.terminal import terminal_table
+from locant.report.comparison.what_was_run import command
+from locant.report.figures import Grid, Interval, Intervals, Lines, Small
+from locant.report.page import Report, Section, csv_name, figures_of, write_page
+from locant.report.tables import records
 from tests.comparisons import begin, begun, fail, finish, rows_of, whole
 from tests.hf_models import make
-from tests.report.test_page import DRAWN, point_at, read, same, scrolled
+from tests.report.test_page import DRAWN, embedded, point_at, read, same, scrolled, unpacked
 
 HOSTILE = """</script><img src=x onerror="alert(1)">&[red]'"""
 
@@ -52,7 +60,7 @@ def save(here, scheme: str) -> None:
 
 def test_the_ranked_table(tmp_path):
     whole(tmp_path)
-    report.write(tmp_path)
+    write_comparison_page(tmp_path)
     rows = table(tmp_path, "ranked")
     assert [row["scheme"] for row in rows] == ["tisa", "alibi", "learned", "nope"]
     tisa, alibi, learned, nope = rows
@@ -69,18 +77,20 @@ def test_the_ranked_table(tmp_path):
 
 def test_the_table_by_length(tmp_path):
     whole(tmp_path)
-    report.write(tmp_path)
+    write_comparison_page(tmp_path)
     rows = {row["scheme"]: row for row in table(tmp_path, "mean-loss-at-each-length")}
     assert [rows["learned"][length] for length in ("256", "512", "1,024")] == ["cannot: its positions end at 128"] * 3
     assert float(rows["learned"]["128"]) == pytest.approx(4.1)
     assert float(rows["nope"]["1,024"]) == pytest.approx(4.15 + 3 * 0.5)
     text = unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert text.count("cannot: its positions end at 128") == 3 + 3  # in the table, and in its data
+    assert text.count("cannot: its positions end at 128") == 3
+    (data,) = (figure["csv"] for figure in embedded(text) if figure["title"] == "Mean loss at each length")
+    assert unpacked(data).count("cannot: its positions end at 128") == 3
 
 
 def test_differences_with_intervals(tmp_path):
     whole(tmp_path)
-    rows = {row.name: row for row in figure(report.report(tmp_path), "Difference to learned").rows}
+    rows = {row.name: row for row in figure(comparison_page(tmp_path), "Difference to learned").rows}
     assert list(rows) == ["tisa", "alibi", "nope"]
     assert rows["tisa"].points == pytest.approx([-0.5, -0.4, -0.45])
     assert (rows["tisa"].low, rows["tisa"].high) == pytest.approx((-0.57421, -0.32579), abs=1e-5)
@@ -89,7 +99,7 @@ def test_differences_with_intervals(tmp_path):
 
 def test_lines_over_seeds(tmp_path):
     whole(tmp_path)
-    made = report.report(tmp_path)
+    made = comparison_page(tmp_path)
     loss = {series.name: series for series in figure(made, "Training loss").series}
     at = loss["learned"].x.index(8)
     falling = math.exp(-1)
@@ -115,7 +125,7 @@ def test_lines_over_seeds(tmp_path):
 
 def test_parts_of_the_longest_input(tmp_path):
     whole(tmp_path)
-    by_position = figure(report.report(tmp_path), "Loss by position")
+    by_position = figure(comparison_page(tmp_path), "Loss by position")
     lines = {series.name: series for series in by_position.series}
     assert lines["learned"].x == [8.5 + 16 * part for part in range(8)]  # positions 1 to 16, and on
     # eight parts of every doubling: 16, 32, 64 tokens long from 128, 256, 512 on
@@ -128,7 +138,7 @@ def test_parts_of_the_longest_input(tmp_path):
 
 def test_one_seed(tmp_path):
     comparison = whole(tmp_path, seeds=1)
-    made = report.report(tmp_path)
+    made = comparison_page(tmp_path)
     assert made.verdict[0].startswith("One seed: no interval, and no winner.")
     ranked = figure(made, "Ranked")
     words = ranked.header.index("in words")
@@ -138,7 +148,7 @@ def test_one_seed(tmp_path):
     assert all(row.low is None for row in figure(made, "Difference to learned").rows)
     lines = [series for each in figures_of(made) if isinstance(each, Lines) for series in each.series]
     assert all(series.low is None for series in lines)
-    shown = printed(report.terminal(comparison, rows_of(tmp_path, comparison), list(made.verdict), 200), 200)
+    shown = printed(terminal_table(comparison, rows_of(tmp_path, comparison), list(made.verdict), 200), 200)
     assert "95 % interval" not in shown
     assert "no winner" in shown
 
@@ -149,7 +159,7 @@ def test_failed_runs(tmp_path):
         finish(tmp_path, comparison, "learned", seed, 4.0 + seed / 10)
     fail(tmp_path, comparison, "rope", 0, "the loss was nan at step 10")
     finish(tmp_path, comparison, "rope", 1, 3.0)
-    made = report.report(tmp_path)
+    made = comparison_page(tmp_path)
     failed = figure(made, "Runs that failed")
     assert failed.rows == [["rope", 0, "the loss was nan at step 10", 10, "runs/rope.s0/log.txt"]]
     ranked = figure(made, "Ranked")
@@ -161,28 +171,28 @@ def test_failed_runs(tmp_path):
     for seed in (1, 2):
         shutil.rmtree(tmp_path / "runs" / f"rope.s{seed}", ignore_errors=True)
         fail(tmp_path, comparison, "rope", seed, "killed", final=False)
-    ranked = figure(report.report(tmp_path), "Ranked")
+    ranked = figure(comparison_page(tmp_path), "Ranked")
     assert ranked.rows[-1][0] == "rope"
     assert ranked.rows[-1][ranked.header.index("in words")] == "failed"
 
 
 def test_at_any_moment(tmp_path):
     with pytest.raises(ValueError, match=r"holds no comparison: there is no comparison\.json"):
-        report.report(tmp_path)
+        comparison_page(tmp_path)
     comparison = begin(tmp_path, ["learned", "tisa"], seeds=2)
-    report.write(tmp_path)
-    nothing = report.report(tmp_path)
+    write_comparison_page(tmp_path)
+    nothing = comparison_page(tmp_path)
     assert nothing.verdict[0] == "No run has finished yet."
     assert titles(nothing) == ["Which is best", "What was run"]
     begun(tmp_path, comparison, "learned", 0, upto=6)
-    some = report.report(tmp_path)
+    some = comparison_page(tmp_path)
     assert titles(some) == ["Which is best", "Training", "Translation invariance", "What was run"]
     assert figure(some, "Training loss").series[0].x == [2, 4, 6]
     shutil.rmtree(tmp_path / "runs")
     finish(tmp_path, comparison, "learned", 0, 4.0, last=128)
     begun(tmp_path, comparison, "learned", 1, upto=6)
-    report.write(tmp_path)
-    made = report.report(tmp_path)
+    write_comparison_page(tmp_path)
+    made = comparison_page(tmp_path)
     assert figure(made, "Training loss").series[0].x[-1] == 40  # finished ones alone: the other would end at 6
     assert figure(made, "Training loss").series[0].low is None
     # nothing of an earlier page is left
@@ -193,7 +203,7 @@ def test_at_any_moment(tmp_path):
 
 def test_invariance_during_training(tmp_path):
     whole(tmp_path)
-    made = report.report(tmp_path)
+    made = comparison_page(tmp_path)
     lines = {series.name: series for series in figure(made, "Translation invariance of learned during training").series}
     assert list(lines) == ["E Eᵀ", "E Eᵀ, i ≠ j", "head 1"]
     assert lines["E Eᵀ, i ≠ j"].y == pytest.approx([step / 100 for step in range(2, 41, 2)])
@@ -204,20 +214,20 @@ def test_invariance_during_training(tmp_path):
 
 def test_every_figure_says_what_is_normal(tmp_path):
     whole(tmp_path)
-    for each in figures_of(report.report(tmp_path)):
+    for each in figures_of(comparison_page(tmp_path)):
         assert len(each.note) > 60, each.title
 
 
 def test_what_was_run(tmp_path):
     comparison = whole(tmp_path / "out")
-    settings = dict(figure(report.report(tmp_path / "out"), "Settings").rows)
+    settings = dict(figure(comparison_page(tmp_path / "out"), "Settings").rows)
     assert settings["command"] == (
         "locant compare clm --schemes learned,nope,tisa,alibi --seeds 3 --budget 40steps "
         "--preset quick:length=128 -o out"
     )
     assert (settings["torch"], settings["first run began"]) == ("2.9.0", "2026-01-01T12:00:00+00:00")
     assert settings["data"] == "the default text"
-    every = figure(report.report(tmp_path / "out"), "Every run")
+    every = figure(comparison_page(tmp_path / "out"), "Every run")
     assert len(every.rows) == 12
     assert every.rows[0][:4] == ["learned", 0, "finished", 40]
     assert len(outcomes(tmp_path / "out", comparison)) == 12
@@ -228,21 +238,21 @@ def test_the_command_names_what_was_changed_in_the_preset(tmp_path):
     data["work"] |= {"data": "/some where/text.txt", "model": "llama"}
     data["work"]["preset"] |= {"length": 32, "rate": 0.0005}
     (tmp_path / "comparison.json").write_text(json.dumps(data))
-    made = report.command(report.open_folder(tmp_path), "x")
+    made = command(open_folder(tmp_path), "x")
     assert "--data '/some where/text.txt' --model llama" in made
     (text,) = re.findall(r"--preset (\S+)", made)
     assert text == "quick:length=32,rate=0.0005"
-    assert preset(text, SCRATCH) == report.open_folder(tmp_path).work.preset
+    assert find_preset(text, SCRATCH) == open_folder(tmp_path).work.preset
 
 
 def test_strange_names_stay_text(tmp_path):
     comparison = begin(tmp_path, ["learned", HOSTILE], seeds=1)
     finish(tmp_path, comparison, "learned", 0, 4.0, last=128)
     finish(tmp_path, comparison, HOSTILE, 0, 3.0)
-    text = report.write(tmp_path).read_text(encoding="utf-8")
+    text = write_comparison_page(tmp_path).read_text(encoding="utf-8")
     assert text.count("<script") == text.count("</script>") == 2
     assert "<img" not in text
-    shown = printed(report.terminal(comparison, rows_of(tmp_path, comparison), [HOSTILE], 200), 200)
+    shown = printed(terminal_table(comparison, rows_of(tmp_path, comparison), [HOSTILE], 200), 200)
     assert shown.count(HOSTILE) == 2  # square brackets are not markup
 
 
@@ -254,7 +264,7 @@ def test_learned_curves(tmp_path):
     for scheme in comparison.schemes:
         full = "learned:length=40" if scheme == "learned" else scheme
         save(tmp_path / "runs" / f"{scheme}.s0", full)
-    made = report.report(tmp_path)
+    made = comparison_page(tmp_path)
     section = next(each for each in made.sections if each.title == "What each scheme learned")
     assert [each.title for each in section.figures] == [
         "learned: cosine of two embeddings, token embedding",
@@ -279,11 +289,54 @@ def test_learned_curves(tmp_path):
 
 def test_a_model_that_cannot_be_opened_is_a_notice(tmp_path):
     whole(tmp_path, seeds=1)
-    made = report.report(tmp_path)
+    made = comparison_page(tmp_path)
     assert "What each scheme learned" not in titles(made)
     assert [notice.partition(":")[0] for notice in made.notices] == [
         f"What {scheme} learned is not shown" for scheme in ("learned", "nope", "tisa", "alibi")
     ]
+
+
+def test_curves_that_a_run_could_not_compute_are_a_notice(tmp_path):
+    comparison = whole(tmp_path, seeds=1, schemes=("learned", "tisa"))
+    save(tmp_path / "runs" / "tisa.s0", "tisa")
+    here = tmp_path / "runs" / "learned.s0"
+    store_curves(torch.nn.Linear(2, 2), here, comparison.work.preset.length)
+    stored = stored_curves(here)
+    assert stored.problem
+    assert stored.curves == ()
+    made = comparison_page(tmp_path)
+    assert made.notices == (f"What learned learned is not shown: {stored.problem}",)
+    assert figure(made, "tisa: added to the logit")
+
+
+def test_a_page_computes_nothing():
+    """No module of report imports what opens models, does mathematics on tensors, or estimates."""
+    heavy = (
+        "torch",
+        "numpy",
+        "scipy",
+        "locant.hf",
+        "locant.schemes",
+        "locant.attention",
+        "locant.experiments.statistics",
+    )
+    folder = Path(locant.report.__file__).parent
+    imported = set()
+    for path in folder.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        only_types = [
+            inner
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in node.body
+        ]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported |= {(path.name, name.name) for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node not in only_types:
+                imported.add((path.name, node.module))
+    assert len(imported) > 50
+    assert [each for each in sorted(imported) if each[1] == "locant" or each[1].startswith(heavy)] == []
 
 
 # In the terminal
@@ -306,7 +359,7 @@ def printed(what, width: int) -> str:
 def test_the_table_fits_the_terminal(tmp_path, width, there, left_out):
     comparison = whole(tmp_path)
     rows = rows_of(tmp_path, comparison)
-    shown = printed(report.terminal(comparison, rows, sentences(comparison, rows), width), width)
+    shown = printed(terminal_table(comparison, rows, sentences(comparison, rows), width), width)
     lines = [line.rstrip() for line in shown.splitlines()]
     assert max(map(len, lines)) <= width
     head = next(line for line in lines if "scheme" in line)
@@ -328,8 +381,8 @@ def test_in_a_browser(visit, tmp_path):
     save(tmp_path / "runs" / "tisa.s0", "tisa")
     fail_at = begin(tmp_path, [*comparison.schemes, HOSTILE])
     fail(tmp_path, fail_at, HOSTILE, 0, HOSTILE)
-    page = visit(report.write(tmp_path))
-    figures = figures_of(report.report(tmp_path))
+    page = visit(write_comparison_page(tmp_path))
+    figures = figures_of(comparison_page(tmp_path))
     number = {each.title: at for at, each in enumerate(figures)}
     scrolled(page)
     assert page.evaluate(DRAWN) == page.locator(".stage").count()
@@ -358,7 +411,7 @@ def test_intervals_stand_where_they_belong(visit, tmp_path):
         Interval("none", None, word="no number"),
     )
     figure = Intervals("Difference", "a note", "difference in loss", rows)
-    path = write(Report("r", "", (), {}, (Section("s", "", (figure,)),)), tmp_path / "r.html", csv_folder=tmp_path)
+    path = write_page(Report("r", "", (), {}, (Section("s", "", (figure,)),)), tmp_path / "r.html", csv_folder=tmp_path)
     page = visit(path)
 
     def middle(selector: str) -> float:
@@ -374,7 +427,7 @@ def test_intervals_stand_where_they_belong(visit, tmp_path):
     bar = page.locator(f"{track}0 >> i").bounding_box()
     assert (bar["x"], bar["x"] + bar["width"]) == pytest.approx((zero - 2 * unit, zero), abs=2)
     assert page.locator(f"{track}1 >> i").count() == page.locator(f"{track}2 >> s").count() == 0
-    said = page.locator("#f0 .said").all_inner_texts()
+    said = page.locator("#f0 .comment").all_inner_texts()
     assert said == ["−1 (−2 … 0)\nno difference shown", "+2\none seed", "–\nno number"]
     ticks = page.locator("#f0 .ticks span").all_inner_texts()
     assert ticks == ["−2", "−1", "0", "+1", "+2"]
@@ -390,7 +443,7 @@ def test_nothing_sticks_out(visit, tmp_path, width):
     for at, scheme in enumerate(comparison.schemes):
         for seed in range(2):
             finish(tmp_path, comparison, scheme, seed, 4.0 + at / 10 + seed / 7, last=None if at else 128)
-    page = scrolled(visit(report.write(tmp_path), width=width))
+    page = scrolled(visit(write_comparison_page(tmp_path), width=width))
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(DRAWN) == page.locator(".stage").count()
     right = "[...document.querySelectorAll('.means *')].map(s => s.getBoundingClientRect().right)"

@@ -1,15 +1,19 @@
 """The report page: what is in the file, and what a real browser makes of it. All numbers are synthetic."""
 
+import base64
 import csv
 import json
 import math
 import re
+import zlib
 from html import unescape
 
 import pytest
 
-from locant.report.figures import Grid, Heat, Lines, Pair, Series, Small, records, write_csv
-from locant.report.page import Report, Section, csv_name, side_by_side, write
+from locant.report.figures import Grid, Heat, Lines, Series, SideBySide, Small
+from locant.report.page import Report, Section, csv_name, figures_of, write_page
+from locant.report.side_by_side import side_by_side
+from locant.report.tables import csv_text, records, write_csv
 
 HOSTILE = """</script><img src=x onerror="alert(1)"> & 'me' <!--"""
 NAN = float("nan")
@@ -120,20 +124,33 @@ def synthetic(title: str = "a synthetic model", factor: float = 1.0) -> Report:
     )
 
 
-def figures_of(report: Report) -> list:
-    return [figure for section in report.sections for figure in section.figures]
-
-
 def embedded(text: str):
     found = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', text, flags=re.DOTALL)
     assert len(found) == 1
     return json.loads(found[0], parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
+def unpacked(packed: str) -> str:
+    """The csv text that a page holds for one figure."""
+    return zlib.decompress(base64.b64decode(packed)).decode()
+
+
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
-    return write(synthetic(HOSTILE), folder / "new" / "report.html", csv_folder=folder / "csv")
+    return write_page(synthetic(HOSTILE), folder / "new" / "report.html", csv_folder=folder / "csv")
+
+
+@pytest.fixture(scope="module")
+def both_file(tmp_path_factory):
+    both = side_by_side(synthetic("one"), synthetic("two", 2.0))
+    return write_page(both, tmp_path_factory.mktemp("both") / "both.html")
+
+
+@pytest.fixture(scope="module")
+def both_hostile_file(tmp_path_factory):
+    both = side_by_side(synthetic(HOSTILE), synthetic("m" * 120, 2.0))
+    return write_page(both, tmp_path_factory.mktemp("both") / "both.html")
 
 
 # The file
@@ -163,6 +180,7 @@ def test_the_data_in_the_page_are_the_figures(page_file):
     assert data[0]["series"][1]["y"][2] is None
     assert data[3]["values"][3][OFFSETS.index(5)] is None
     assert len(data[4]["panels"]) == 72
+    assert [unpacked(part["csv"]) for part in data] == [csv_text(figure) for figure in figures]
 
 
 def test_csvs_hold_the_data(page_file):
@@ -196,9 +214,9 @@ def same(row: dict, expected: dict) -> bool:
     return set(expected) <= set(row)
 
 
-def test_csv_of_a_pair_names_the_models(tmp_path):
+def test_csv_of_two_models_names_them(tmp_path):
     heat = Heat("h", "", "x", "y", ["a"], [0, 0.5], [[1.0, float("inf")]])
-    write_csv(Pair("h", "", "one", "two", heat, None), tmp_path / "pair.csv")
+    write_csv(SideBySide("h", "", "one", "two", heat, None), tmp_path / "pair.csv")
     assert (tmp_path / "pair.csv").read_text().splitlines() == ["model,row,column,value", "one,a,0,1.0", "one,a,0.5,"]
 
 
@@ -221,7 +239,7 @@ def test_figures_that_do_not_fit_are_refused():
 def test_side_by_side_overlays_lines_and_pairs_the_rest():
     both = side_by_side(synthetic("one"), synthetic("two", factor=2.0))
     kinds = [type(figure) for figure in figures_of(both)]
-    assert kinds == [Lines, Lines, Lines, Pair, Pair, Pair, Pair, Pair]
+    assert kinds == [Lines, Lines, Lines, *[SideBySide] * 5]
     loss = both.sections[0].figures[0]
     assert [(series.name, series.group) for series in loss.series] == [
         ("as trained", "one"),
@@ -247,8 +265,8 @@ def test_side_by_side_keeps_what_only_one_has():
     assert both.facts == {"a": "1 | 3", "b": "2 | –"}
     assert [section.title for section in both.sections] == ["s", "t"]
     assert both.sections[0].figures == (
-        Pair("l", "n", "m (1)", "m (2)", lines, other_axes),
-        Pair("h", "", "m (1)", "m (2)", None, heat),
+        SideBySide("l", "n", "m (1)", "m (2)", lines, other_axes),
+        SideBySide("h", "", "m (1)", "m (2)", None, heat),
     )
     with pytest.raises(ValueError, match="third"):
         side_by_side(both, right)
@@ -261,12 +279,21 @@ DRAWN = """() => [...document.querySelectorAll('.stage')].filter(s =>
     s.querySelector('g.series path.line, g.series circle, image')).length"""
 
 
+SCROLL = """async () => {
+  document.documentElement.style.scrollBehavior = 'auto';
+  const frame = () => new Promise(requestAnimationFrame);
+  for (let at = 0; at < document.documentElement.scrollHeight; at += 700) {
+    scrollTo(0, at);
+    await frame();
+    await frame();
+  }
+  await new Promise(done => setTimeout(done, 100));
+}"""
+
+
 def scrolled(page):
     """The page after every part has been in view."""
-    page.evaluate("document.documentElement.style.scrollBehavior = 'auto'")
-    for at in range(0, page.evaluate("document.documentElement.scrollHeight"), 700):
-        page.evaluate(f"scrollTo(0, {at})")
-        page.wait_for_timeout(40)
+    page.evaluate(SCROLL)
     return page
 
 
@@ -394,7 +421,9 @@ def test_the_csv_link_gives_what_is_in_the_folder(visit, page_file):
         with page.expect_download() as download:
             page.locator(f"#f{at} .csv").click()
         assert download.value.suggested_filename == csv_name(at, figure)
-        written = read(page_file.parent.parent / "csv" / csv_name(at, figure))
+        file = page_file.parent.parent / "csv" / csv_name(at, figure)
+        assert download.value.path().read_bytes() == file.read_bytes()
+        written = read(file)
         rows = read(download.value.path())
         assert list(rows[0]) == list(written[0])
         assert all(same(row, expected) for row, expected in zip(rows, records(figure), strict=True))
@@ -410,9 +439,8 @@ def test_tables_sort(visit, page_file):
 
 
 @pytest.mark.parametrize("width", [360, 768, 1400, 2200])
-def test_nothing_sticks_out(visit, page_file, tmp_path, width):
-    both = write(side_by_side(synthetic(HOSTILE), synthetic("m" * 120, 2.0)), tmp_path / "both.html")
-    for path in (page_file, both):
+def test_nothing_sticks_out(visit, page_file, both_hostile_file, width):
+    for path in (page_file, both_hostile_file):
         page = scrolled(visit(path, width=width))
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         stages = page.evaluate("[...document.querySelectorAll('.stage')].map(s => s.getBoundingClientRect().right)")
@@ -443,9 +471,8 @@ def test_text_and_lines_can_be_read(visit, page_file, scheme):
     assert (paper < 0.05) == (scheme == "dark")
 
 
-def test_two_models_share_colours_and_scales(visit, tmp_path):
-    path = write(side_by_side(synthetic("one"), synthetic("two", 2.0)), tmp_path / "both.html")
-    page = visit(path)
+def test_two_models_share_colours_and_scales(visit, both_file):
+    page = visit(both_file)
     page.wait_for_selector("#f0 .stage svg")
     names = page.locator("#f0 .legend button").all_inner_texts()
     assert names == ["as trained · one", "positions shuffled", "uniform", "as trained · two"]
@@ -462,9 +489,8 @@ def test_two_models_share_colours_and_scales(visit, tmp_path):
     assert left["width"] > 0.45 * page.locator("#f3").bounding_box()["width"]
 
 
-def test_two_models_with_many_lines_are_hidden_by_name_or_by_model(visit, tmp_path):
-    path = write(side_by_side(synthetic("one"), synthetic("two", 2.0)), tmp_path / "both.html")
-    page = visit(path)
+def test_two_models_with_many_lines_are_hidden_by_name_or_by_model(visit, both_file):
+    page = visit(both_file)
     point_at(page, 2, 0.5, 0.5)
     lines = page.locator("#f2 path.line")
     buttons = page.locator("#f2 .legend button")

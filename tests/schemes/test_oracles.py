@@ -88,13 +88,13 @@ def test_every_scheme_has_an_oracle_and_a_case():
     assert set(locant.SCHEMES) == set(oracles.ORACLES) == tested
 
 
-# ---- the tests above must notice the classic mistakes -------------------------------------------
+# ---- the tests above must detect the classic mistakes -------------------------------------------
 
-EVEN = {"alibi", "kerple", "sandwich", "huang1"}  # functions of |r|: the sign does not matter
+EVEN = {"alibi", "kerple", "sandwich", "huang1"}  # functions of |r|: the sign has no effect
 NOT_BY_OFFSET = {"fire", "cope"}  # their `pair` gets positions, not offsets
 
 
-def notices(scheme, q, k, v, **kwargs):
+def detects(scheme, q, k, v, **kwargs):
     pos = torch.arange(q.shape[2])
     try:
         compare(scheme, q, k, v, pos, pos, **kwargs)
@@ -105,17 +105,17 @@ def notices(scheme, q, k, v, **kwargs):
 
 @pytest.mark.parametrize("spec", [s for s in cases.NAMES if s.split(":")[0] not in NOT_BY_OFFSET])
 @pytest.mark.parametrize(("sign", "shift"), [(-1, 0), (1, 1), (1, -1)])
-def test_a_wrong_offset_is_noticed(spec, sign, shift):
+def test_a_wrong_offset_is_detected(spec, sign, shift):
     scheme = cases.build(spec)
     terms, rotate = scheme.terms, scheme.rotate
     scheme.terms = lambda r: terms(sign * r + shift)
     scheme.rotate = lambda q, k, q_pos, k_pos: rotate(q, k, sign * q_pos, sign * k_pos + shift)
-    assert notices(scheme, *cases.tensors()) == (sign == 1 or scheme.name() not in EVEN)
+    assert detects(scheme, *cases.tensors()) == (sign == 1 or scheme.name() not in EVEN)
 
 
 @pytest.mark.parametrize("spec", cases.SPECS)
-def test_a_wrong_scale_is_noticed(spec):
+def test_a_wrong_scale_is_detected(spec):
     scheme = cases.build(spec)
     right = scheme.scale
     scheme.scale = lambda head_dim: 1.01 * right(head_dim)
-    assert notices(scheme, *cases.tensors())
+    assert detects(scheme, *cases.tensors())

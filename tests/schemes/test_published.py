@@ -1,4 +1,4 @@
-"""Schemes against published implementations: transformers 5, and what transformers 4.57 and the TISA code compute."""
+"""Schemes against published implementations: transformers 5, transformers 4.57 and the TISA code."""
 
 import math
 
@@ -35,7 +35,7 @@ def test_alibi_slopes(n_heads):
 
 
 def test_alibi_in_causal_attention_equals_bloom():
-    """Bloom adds slope · j; −slope · (i − j) differs from it by a constant per row, which softmax does not see."""
+    """Bloom adds slope · j; −slope · (i − j) differs from it by a constant per row, which softmax ignores."""
     q, k, v = cases.tensors(b=1)
     bloom = build_alibi_tensor(torch.ones(1, 9), 4, torch.float64)[None]
     causal = torch.ones(9, 9).tril().bool()

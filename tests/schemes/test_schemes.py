@@ -53,7 +53,7 @@ def test_parameter_counts_of_the_papers(spec, count):
 def test_tables_are_ordered_by_offset_and_clipped(spec, shape):
     scheme = locant.scheme(spec, n_heads=4, head_dim=8, d_model=32)
     assert scheme.table.shape == shape
-    with torch.no_grad():  # every row says which one it is
+    with torch.no_grad():  # each row holds its own number
         numbers = torch.arange(shape[1], dtype=torch.float32).view(1, -1, *[1] * (len(shape) - 2))
         scheme.table.copy_(numbers.expand(shape))
     terms = scheme.terms(torch.tensor([-100, -6, -5, -1, 0, 1, 5, 6, 100]))
@@ -64,14 +64,14 @@ def test_tables_are_ordered_by_offset_and_clipped(spec, shape):
 
 
 @pytest.mark.parametrize("spec", ["huang1", "huang2", "huang3", "cope"])
-def test_starts_as_a_change_of_no_effect(spec):
+def test_initial_values_have_no_effect(spec):
     q, k, v = cases.tensors()
     scheme = locant.scheme(spec, n_heads=4, head_dim=8, d_model=32).double()
     torch.testing.assert_close(locant.attend(q, k, v, scheme), locant.attend(q, k, v))
 
 
 @pytest.mark.parametrize("spec", ["huang4", "shaw", "xl", "t5", "deberta:buckets=8,max_distance=20"])
-def test_starts_as_a_small_change(spec):
+def test_initial_values_have_a_small_effect(spec):
     q, k, v = cases.tensors()
     scheme = locant.scheme(spec, n_heads=4, head_dim=8, d_model=32).double()
     plain = locant.attend(q, k, v, scale=scheme.scale(8))
@@ -103,7 +103,7 @@ def test_rotations_of_a_sum_chain():
         torch.testing.assert_close(ours, expected)
 
 
-def test_a_sum_knows_that_vector_gains_and_rotations_do_not_commute():
+def test_a_sum_of_a_vector_gain_and_a_rotation_is_not_shift_invariant():
     assert cases.build("huang1:clip=3+rope").shift_invariant
     assert not cases.build("huang3:clip=3+rope").shift_invariant
     assert not cases.build("tisa+learned").shift_invariant
@@ -121,7 +121,7 @@ def test_a_sum_takes_the_scale_of_the_part_that_has_one():
         both.scale(8)
 
 
-def test_attend_uses_the_schemes_scale_only_when_not_told():
+def test_a_scale_passed_to_attend_overrides_that_of_the_scheme():
     q, k, v = cases.tensors()
     scheme = cases.build("deberta:buckets=8,max_distance=20")
     torch.testing.assert_close(locant.attend(q, k, v, scheme), locant.attend(q, k, v, scheme, scale=(3 * 8) ** -0.5))

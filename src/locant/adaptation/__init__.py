@@ -1,6 +1,7 @@
-"""A pretrained model keeps its quality under another position scheme: fitted without training, then distilled."""
+"""Changes the position scheme of a trained model and keeps its quality: fit without training, then distill."""
 
-from locant.adaptation.adapting import Adapted, adapt
+from locant.adaptation.adapting import adapt
 from locant.adaptation.fitting import Fit, fit
+from locant.adaptation.result import Adapted
 
 __all__ = ["Adapted", "Fit", "adapt", "fit"]

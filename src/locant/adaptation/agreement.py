@@ -1,14 +1,20 @@
-"""How near a changed model is to the original, and the loss that brings it nearer.
+"""Agreement between a changed model and the original, and the losses that train for it.
 
-Encoders      token states h and pooled vectors u = mean(h) / |mean(h)|
-              loss = |u − u′|² + ½ · mean |h − h′|² / mean |h|²       agreement = mean cosine of u and u′
-Masked        what they say at a masked token: p
-              loss = KL(p ‖ p′)                                       agreement = how often both say the same first
-Classifiers   token states and pooled vectors as above, and the labels p of a text or of every token
-              loss = that of encoders + KL(p ‖ p′)                    agreement = how often both say the same label
-Causal        what they say next, p, and the states h_l of every layer
-              loss = KL(p ‖ p′) + mean_l |h_l − h_l′|² / |h_l|²       agreement = how often both say the same first
-              The divergence is that of one token in four: a vocabulary costs more than the layers of a small model.
+Primed symbols belong to the changed model. h are token states, u = mean(h) / |mean(h)| pooled vectors, p distributions.
+
+    encoders      loss = |u − u′|² + ½ · mean |h − h′|² / mean |h|²
+                  agreement = mean cosine of u and u′
+    masked        p: tokens at masked positions
+                  loss = KL(p ‖ p′)
+                  agreement = share of positions at which both have the same most probable token
+    classifiers   p: labels of a text or of every token
+                  loss = that of encoders + KL(p ‖ p′)
+                  agreement = share of texts or tokens with the same most probable label
+    causal        p: next tokens, h_l: states after layer l
+                  loss = KL(p ‖ p′) + mean_l |h_l − h_l′|² / |h_l|²
+                  agreement = share of positions at which both have the same most probable token
+                  KL is computed on every fourth token: the output vocabulary costs more than the layers of a small
+                  model
 """
 
 from __future__ import annotations
@@ -16,89 +22,88 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from locant.adaptation.windows import Batch, Tensors
+from locant.adaptation.batch import Batch
+from locant.adaptation.windows import Tensors
 from locant.analysis.text import special_tokens
 from locant.hf.modes import evaluating
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-MASKED = 0.15
-SAID = 4
-"""Of so many tokens one is held to what the original says next."""
-Lesson = Tensors
-"""What a model is held to, or says: tensors [B, L, …]."""
+MASKED_SHARE = 0.15
+"""Share of tokens that are masked for a masked language model."""
+KL_STRIDE = 4
+"""For causal models, KL is computed on every n-th token."""
 
 
 class Agreement(ABC):
-    """What of a model's outputs has to stay as it was."""
+    """What a changed model has to keep: how outputs are computed, compared and trained for."""
 
     name: str
-    rate = 3e-5
-    """The learning rate of the weights: those that are trained already do not stand more."""
+    learning_rate = 3e-5
+    """Learning rate of the model's weights. They are trained already, and larger steps harm them."""
 
     def prepare(self, batch: Batch, seed: int) -> Batch:
-        """What both models read."""
+        """Returns the batch that both models get."""
         return batch
 
     @abstractmethod
     def outputs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        """What agreement is measured by, [B, L, …]."""
+        """Returns the outputs [B, L, …] that agreement compares."""
 
-    def lesson(self, model: PreTrainedModel, batch: Batch, places: Tensor | None) -> Lesson:
-        """What the loss compares; of the first tensor the places alone, [B, places, …]."""
+    def loss_inputs(self, model: PreTrainedModel, batch: Batch, positions: Tensor | None) -> Tensors:
+        """Returns the tensors [B, L, …] that the loss compares; of the first one only `positions`, if given."""
         return (self.outputs(model, batch),)
 
-    def places(self, batch: Batch) -> Tensor | None:
-        """Where the first tensor of a lesson is compared; None for everywhere."""
+    def kl_positions(self, batch: Batch) -> Tensor | None:
+        """Returns the positions at which the first tensor of `loss_inputs` is compared; None for all."""
         return None
 
     @abstractmethod
-    def loss(self, original: Lesson, changed: Lesson, batch: Batch) -> Tensor: ...
+    def loss(self, original: Tensors, changed: Tensors, batch: Batch) -> Tensor:
+        """Returns the distillation loss, from the `loss_inputs` of both models."""
 
-    def keep(self, outputs: Tensor) -> Tensor:
-        """What of the original's outputs has to be kept to measure by."""
+    def reduced(self, outputs: Tensor) -> Tensor:
+        """Returns the part of the original's outputs that `measure` needs."""
         return outputs
 
     @abstractmethod
-    def measure(self, kept: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
-        """The sum of the agreement over what is counted, and how many that are."""
+    def measure(self, original: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
+        """Returns the sum of the agreement over all items, and their number; `original` is reduced."""
 
 
-class States(Agreement):
+class StateAgreement(Agreement):
     """Encoders: token states and pooled vectors."""
 
     name = "cosine of pooled vectors"
-    tokens = 0.5
+    state_weight = 0.5
     """Weight of the token states in the loss."""
 
     def outputs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         states: Tensor = model.base_model(**batch).last_hidden_state
         return states
 
-    def loss(self, original: Lesson, changed: Lesson, batch: Batch) -> Tensor:
+    def loss(self, original: Tensors, changed: Tensors, batch: Batch) -> Tensor:
         (first,), (second,) = original, changed
         mask = batch["attention_mask"][..., None].to(first.dtype)
-        apart = (pooled(first, mask) - pooled(second, mask)).square().sum(-1).mean()
+        vectors = (pooled(first, mask) - pooled(second, mask)).square().sum(-1).mean()
         states = ((first - second).square() * mask).sum() / (first.square() * mask).sum()
-        return apart + self.tokens * states
+        return vectors + self.state_weight * states
 
-    def measure(self, kept: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
-        mask = batch["attention_mask"][..., None].to(kept.dtype)
-        cosine = (pooled(kept, mask) * pooled(changed, mask)).sum(-1)
+    def measure(self, original: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
+        mask = batch["attention_mask"][..., None].to(original.dtype)
+        cosine = (pooled(original, mask) * pooled(changed, mask)).sum(-1)
         return float(cosine.sum()), len(cosine)
 
 
-class Labels(States):
-    """Classifiers of texts or tokens: what they say, and the states they say it by.
+class LabelAgreement(StateAgreement):
+    """Classifiers of texts or tokens: labels, token states and pooled vectors.
 
-    Of a text that is read in windows each window says a label, and counts as much as it is long.
+    If a text is read in windows, each window has a label, weighted by its number of tokens.
     """
 
     name = "same label"
@@ -109,29 +114,29 @@ class Labels(States):
     def prepare(self, batch: Batch, seed: int) -> Batch:
         if self.pad is None:
             return batch
-        # Causal classifiers look for the last token that is not this one.
+        # Causal classifiers take the logits of the last token that is not the padding token of the config.
         return {**batch, "input_ids": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, self.pad)}
 
     def outputs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        """[B, L, labels]; the label of a text is that of each of its tokens."""
+        """Returns [B, L, labels]; if a text has one label, all of its tokens have it."""
         logits: Tensor = model(**batch).logits
         return logits if self.each_token else logits[:, None].expand(-1, batch["input_ids"].shape[1], -1)
 
-    def lesson(self, model: PreTrainedModel, batch: Batch, places: Tensor | None) -> Lesson:
+    def loss_inputs(self, model: PreTrainedModel, batch: Batch, positions: Tensor | None) -> Tensors:
         states: list[Tensor] = []
-        heard = model.base_model.register_forward_hook(lambda _, args, output: states.append(output.last_hidden_state))
+        hook = model.base_model.register_forward_hook(lambda _, args, output: states.append(output.last_hidden_state))
         try:
             return self.outputs(model, batch), states[0]
         finally:
-            heard.remove()
+            hook.remove()
 
-    def loss(self, original: Lesson, changed: Lesson, batch: Batch) -> Tensor:
-        said = divergence(original[0], changed[0], batch["attention_mask"].bool())
-        return said + super().loss(original[1:], changed[1:], batch)
+    def loss(self, original: Tensors, changed: Tensors, batch: Batch) -> Tensor:
+        labels = divergence(original[0], changed[0], batch["attention_mask"].bool())
+        return labels + super().loss(original[1:], changed[1:], batch)
 
-    def measure(self, kept: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
+    def measure(self, original: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
         real = batch["attention_mask"].bool()
-        first, second = (x.softmax(-1) * real[..., None] for x in (kept, changed))
+        first, second = (x.softmax(-1) * real[..., None] for x in (original, changed))
         if self.each_token:
             same = (first.argmax(-1) == second.argmax(-1))[real]
         else:
@@ -139,8 +144,8 @@ class Labels(States):
         return float(same.sum()), len(same)
 
 
-class Tokens(Agreement):
-    """What a language model says: the distribution over tokens, at those that are masked or, without a mask, at all."""
+class TokenAgreement(Agreement):
+    """Language models: the distribution over tokens at masked positions or, without a mask token, at all positions."""
 
     name = "same first token"
 
@@ -151,7 +156,7 @@ class Tokens(Agreement):
         if self.mask_token is None:
             return batch
         drawn = torch.rand(batch["input_ids"].shape, generator=torch.Generator().manual_seed(seed))
-        hidden = (drawn < MASKED).to(batch["input_ids"].device) & batch["attention_mask"].bool()
+        hidden = (drawn < MASKED_SHARE).to(batch["input_ids"].device) & batch["attention_mask"].bool()
         hidden &= ~torch.isin(batch["input_ids"], self.special.to(hidden.device))
         return {**batch, "input_ids": batch["input_ids"].masked_fill(hidden, self.mask_token)}
 
@@ -160,46 +165,48 @@ class Tokens(Agreement):
         return logits
 
     def counted(self, batch: Batch) -> Tensor:
+        """Returns the positions [B, L] that count: no padding and, with a mask token, masked ones only."""
         real = batch["attention_mask"].bool()
         return real if self.mask_token is None else real & (batch["input_ids"] == self.mask_token)
 
-    def loss(self, original: Lesson, changed: Lesson, batch: Batch) -> Tensor:
+    def loss(self, original: Tensors, changed: Tensors, batch: Batch) -> Tensor:
         return divergence(original[0], changed[0], self.counted(batch))
 
-    def keep(self, outputs: Tensor) -> Tensor:
+    def reduced(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(-1)
 
-    def measure(self, kept: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
+    def measure(self, original: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
         counted = self.counted(batch)
-        same = kept[counted] == changed[counted].argmax(-1)
+        same = original[counted] == changed[counted].argmax(-1)
         return float(same.sum()), len(same)
 
 
-class Next(Tokens):
-    """Causal language models: the distribution over the next token at some places, the states of layers at all."""
+class NextTokenAgreement(TokenAgreement):
+    """Causal language models: the next-token distribution at some positions, the states of all layers at all."""
 
-    def lesson(self, model: PreTrainedModel, batch: Batch, places: Tensor | None) -> Lesson:
-        some = places is not None and "logits_to_keep" in inspect.signature(model.forward).parameters
-        only = {"logits_to_keep": places} if some else {}
+    def loss_inputs(self, model: PreTrainedModel, batch: Batch, positions: Tensor | None) -> Tensors:
+        some = positions is not None and "logits_to_keep" in inspect.signature(model.forward).parameters
+        only = {"logits_to_keep": positions} if some else {}
         found = model(**batch, **only, output_hidden_states=True)
-        logits = found.logits if some or places is None else found.logits[:, places]
+        logits = found.logits if some or positions is None else found.logits[:, positions]
+        # Some models project the last state to another size. Their logits then have to do for that layer.
         states = [each for each in found.hidden_states[1:] if each.shape == found.hidden_states[1].shape]
-        return logits, torch.stack(states, dim=2)  # where the last is projected to another size, its logits say it all
+        return logits, torch.stack(states, dim=2)
 
-    def places(self, batch: Batch) -> Tensor:
-        """Every fourth token, from one of the first four on, whichever the tokens say: all have their turn."""
+    def kl_positions(self, batch: Batch) -> Tensor:
+        """Returns every fourth position. The tokens decide at which of the first four it starts, so all occur."""
         ids = batch["input_ids"]
-        return torch.arange(int(ids.sum()) % min(SAID, ids.shape[1]), ids.shape[1], SAID, device=ids.device)
+        return torch.arange(int(ids.sum()) % min(KL_STRIDE, ids.shape[1]), ids.shape[1], KL_STRIDE, device=ids.device)
 
-    def loss(self, original: Lesson, changed: Lesson, batch: Batch) -> Tensor:
+    def loss(self, original: Tensors, changed: Tensors, batch: Batch) -> Tensor:
         counted = self.counted(batch)
         first, second = original[1][counted], changed[1][counted]  # [tokens, layers, d]
         states = (first - second).square().sum((0, 2)) / first.square().sum((0, 2))
-        return divergence(original[0], changed[0], counted[:, self.places(batch)]) + states.mean()
+        return divergence(original[0], changed[0], counted[:, self.kl_positions(batch)]) + states.mean()
 
 
 def divergence(original: Tensor, changed: Tensor, counted: Tensor) -> Tensor:
-    """KL(p ‖ p′) by logits [B, L, V], on average over what is counted, [B, L]; 0 if that is nothing."""
+    """Returns the mean KL(p ‖ p′) of logits [B, L, V] over the counted positions [B, L]; 0 if there are none."""
     if not counted.any():
         return 0 * changed.sum()
     first, second = (x[counted].float().log_softmax(-1) for x in (original, changed))
@@ -207,27 +214,30 @@ def divergence(original: Tensor, changed: Tensor, counted: Tensor) -> Tensor:
 
 
 def agreement_for(model: PreTrainedModel, tokenizer: Any, *, causal: bool) -> Agreement:
-    """What matters for a model: what it says, where it says something, else its states."""
-    if not says_tokens(model):
-        return _labels(model, causal=causal) or States()
+    """Returns the agreement that suits a model: tokens or labels if it predicts them, else states."""
+    if not predicts_tokens(model):
+        return _label_agreement(model, causal=causal) or StateAgreement()
     if causal:
-        return Next()
+        return NextTokenAgreement()
     if tokenizer.mask_token_id is None:
-        raise ValueError(f"{type(model).__name__} foretells masked tokens, and its tokenizer has no mask token")
+        raise ValueError(
+            f"{type(model).__name__} predicts masked tokens, but its tokenizer has no mask token; pass a tokenizer "
+            f"that has one"
+        )
     before, after = special_tokens(tokenizer)
-    return Tokens(tokenizer.mask_token_id, {*before, *after})
+    return TokenAgreement(tokenizer.mask_token_id, {*before, *after})
 
 
-def says_tokens(model: PreTrainedModel) -> bool:
-    """Whether the outputs of a model are scores of tokens."""
+def predicts_tokens(model: PreTrainedModel) -> bool:
+    """Whether the outputs of a model are logits of tokens."""
     if model is model.base_model or model.get_output_embeddings() is None:
         return False
     with torch.no_grad():
         return "logits" in model(input_ids=torch.tensor([[3, 4]], device=model.device))
 
 
-def _labels(model: PreTrainedModel, *, causal: bool) -> Labels | None:
-    """For a model whose outputs are scores of two labels or more, of which one is right."""
+def _label_agreement(model: PreTrainedModel, *, causal: bool) -> LabelAgreement | None:
+    """For a model whose outputs are logits of two or more labels, of which one is right; None for all others."""
     config: Any = model.config
     if model is model.base_model or getattr(config, "problem_type", None) not in (None, "single_label_classification"):
         return None
@@ -236,7 +246,7 @@ def _labels(model: PreTrainedModel, *, causal: bool) -> Labels | None:
     try:
         with torch.no_grad():
             shape = model(input_ids=tokens).logits.shape
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # it says something else, or wants something else
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # other outputs, or other inputs
         return None
     each_token = shape == (1, tokens.shape[1], config.num_labels)
     if config.num_labels < 2 or not (each_token or shape == (1, config.num_labels)):
@@ -244,23 +254,23 @@ def _labels(model: PreTrainedModel, *, causal: bool) -> Labels | None:
     pad = getattr(config, "pad_token_id", None)
     if causal and not each_token and pad is None:
         raise ValueError(
-            f"{type(model).__name__} looks for the last token before the padding, and its config has no pad_token_id; "
-            f"set model.config.pad_token_id"
+            f"{type(model).__name__} needs a padding token to find the last token of a text, but its config has no "
+            f"pad_token_id; set model.config.pad_token_id"
         )
-    return Labels(each_token=each_token, pad=pad)
+    return LabelAgreement(each_token=each_token, pad=pad)
 
 
 def pooled(states: Tensor, mask: Tensor) -> Tensor:
-    """[B, d] of length 1: the mean of the states [B, L, d] where the mask [B, L, 1] is 1."""
+    """Returns the mean of the states [B, L, d] where the mask [B, L, 1] is 1, scaled to length 1: [B, d]."""
     return F.normalize((states * mask).sum(1), dim=-1)
 
 
 @torch.no_grad()
-def agree(kind: Agreement, kept: list[Tensor], model: PreTrainedModel, batches: list[Batch]) -> float:
-    """Over held-out batches, with what was kept of the original's outputs."""
+def mean_agreement(kind: Agreement, original: list[Tensor], model: PreTrainedModel, batches: list[Batch]) -> float:
+    """Returns the agreement of a model over batches; `original` are the reduced outputs of the original."""
     total, count = 0.0, 0
     with evaluating(model):
-        for outputs, batch in zip(kept, batches, strict=True):
+        for outputs, batch in zip(original, batches, strict=True):
             found, number = kind.measure(outputs, kind.outputs(model, batch), batch)
             total, count = total + found, count + number
     return total / count

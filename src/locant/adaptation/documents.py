@@ -1,44 +1,48 @@
-"""Is a model that reads a whole document worth more than one that reads its beginning, or one piece after the other?
+"""Retrieval of long documents: is reading a whole document better than reading its beginning, or one piece at a time?
 
-From each of some hundred long documents a few sentences are taken out, all from beyond what the original can read. Of
-each the document it is from is looked for among all documents, by the cosine of their vectors. Accuracy is how often it
-comes first. A document, without its sentences, is read
+Some sentences are removed from each of a few hundred long documents, all from beyond the tokens that the original can
+read. Each sentence then has to find its own document among all documents, by the cosine of their vectors. Accuracy is
+the share of sentences whose own document comes first. A document, without its sentences, is read in one of three ways:
 
     whole       up to `length` tokens at once
     truncated   its first `limit` tokens
-    chunked     up to `length` tokens in pieces of `limit`, or less, whose vectors are averaged
+    chunked     up to `length` tokens in pieces of `limit` tokens or fewer, whose vectors are averaged
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from locant.adaptation.agreement import pooled
 from locant.adaptation.sample import SENTENCE
 from locant.analysis.text import special_tokens
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 TITLE = re.compile(r"^ = [^=].*[^=] = $", re.MULTILINE)
-"""Of an article in WikiText."""
+"""The title of an article in WikiText."""
 QUERY = range(16, 65)
-"""Tokens of a sentence that is looked for."""
+"""Possible numbers of tokens of a removed sentence."""
 
 
 def articles(text: str) -> list[str]:
-    """The articles of a text in the format of WikiText, without their titles."""
+    """Returns the articles of a text in the format of WikiText, without their titles."""
     return [article.strip() for article in TITLE.split(text) if article.strip()]
 
 
 class Sentences:
-    """Long documents and sentences from them, as tokens."""
+    """Long documents and sentences removed from them, as tokens.
+
+    length   most tokens that are read of a document.
+    limit    tokens that the original can read; sentences are from beyond them.
+    most     most documents to use.
+    each     sentences per document.
+    """
 
     def __init__(self, tokenizer: Any, documents: list[str], *, length: int = 2048, limit: int = 512, most: int = 200,
                  each: int = 5) -> None:  # fmt: skip
@@ -50,7 +54,10 @@ class Sentences:
             if len(self.documents) < most:
                 self._add(tokenizer, document, each)
         if len(self.documents) < 2:
-            raise ValueError(f"needs at least 2 documents of some thousand tokens, got {len(self.documents)}")
+            raise ValueError(
+                f"the task needs at least 2 documents of a few thousand tokens, got {len(self.documents)}; pass a "
+                f"longer text"
+            )
 
     def _add(self, tokenizer: Any, document: str, each: int) -> None:
         sentences = [piece for line in document.splitlines() for piece in SENTENCE.split(line.strip()) if piece]
@@ -65,11 +72,14 @@ class Sentences:
         self.documents.append(rest[: self.room])
 
     def accuracy(self, model: PreTrainedModel, way: str, size: int | None = None) -> float:
-        """Of a way of reading: whole, truncated or chunked."""
+        """Returns the share of sentences that find their document, for a way of reading."""
         return float(self.found(model, way, size).double().mean())
 
     def found(self, model: PreTrainedModel, way: str, size: int | None = None) -> Tensor:
-        """Of each sentence, whether its document comes first; pieces have `size` tokens, or `limit`."""
+        """Returns, for each sentence, whether its document comes first. Pieces have `size` tokens, by default `limit`.
+
+        way   "whole", "truncated" or "chunked".
+        """
         read: Callable[[list[int]], Tensor] = {
             "whole": lambda ids: self.whole(model, ids),
             "truncated": lambda ids: self.whole(model, ids[: self._piece(size)]),
@@ -81,14 +91,15 @@ class Sentences:
         return ((queries @ documents.T).argmax(1) == wanted).cpu()
 
     def whole(self, model: PreTrainedModel, ids: list[int]) -> Tensor:
+        """Returns the pooled vector [d] of all tokens."""
         rows = torch.tensor([[*self.before, *ids, *self.after]], device=model.device)
         with torch.no_grad():
             states: Tensor = model.base_model(input_ids=rows).last_hidden_state
         return pooled(states, torch.ones_like(rows)[..., None].to(states.dtype))[0]
 
     def chunked(self, model: PreTrainedModel, ids: list[int], piece: int) -> Tensor:
+        """Returns the mean [d] of the vectors of pieces, weighted by their number of tokens and scaled to length 1."""
         chunks = [ids[at : at + piece] for at in range(0, len(ids), piece)]
-        # A piece counts as much as it is long: a short rest says little.
         vectors = torch.stack([len(chunk) * self.whole(model, chunk) for chunk in chunks])
         return F.normalize(vectors.sum(0), dim=-1)
 

@@ -1,12 +1,13 @@
-"""Queries that are turned: what a scheme cannot do, the content product may do in its place.
+"""Changes the queries of a layer as part of its fit: one affine map per head, merged into the query weights.
 
-    q ← A_h q + a_h         one matrix [D, D] and, where queries have one, one bias [D] for each head
+    q ← A_h q + a_h         a matrix [D, D] per head and, if the query layer has a bias, a vector [D] per head
 
-A rotation R(j − i) inside the product, or a table whose rows are part of queries and keys, leaves a content product
-behind that was never meant to stand alone. The cross-entropy of attention is as convex in A and a as it is in a bias,
-so that `fit` finds both at once. They go into the layer that makes the queries: the model costs what it cost before.
+A model with a rotation R(j − i) inside the content product, or with a table added to its tokens, was never trained to
+use the content product alone. The cross-entropy of attention is convex in A and a, as it is in a bias, so `fit` finds
+all of them together. The layer that computes the queries absorbs the map, so the model costs the same as before.
 
-No family is listed: that layer is found by comparing numbers, since it may make keys and values as well.
+That layer may compute keys and values as well, and every family names it differently. So it is found by comparing
+numbers.
 """
 
 from __future__ import annotations
@@ -15,24 +16,23 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-if TYPE_CHECKING:
-    from locant.adaptation.below import Below
-    from locant.attention.request import Request
+from locant.adaptation.layer_cache import LayerCache
+from locant.attention.request import Request
 
 COMPARED = 64
-"""Tokens by which the columns of a layer are told apart."""
-UNIT = 0.3
-"""How far an entry of A has to go to make a difference."""
+"""Number of tokens on which queries are compared with the columns of a layer."""
+SCALE = 0.3
+"""Characteristic scale of the entries of A and a (see `Scheme.parameter_scale`)."""
 
 
-class Turn(nn.Module):
-    """The matrices A [H, D, D] and vectors a [H, D] of one attention; as it starts it changes nothing."""
+class QueryMap(nn.Module):
+    """The matrices A [H, D, D] and vectors a [H, D] of one attention; starts as the identity."""
 
     def __init__(self, heads: int, dim: int, *, shift: bool, like: Tensor) -> None:
         super().__init__()
@@ -40,72 +40,74 @@ class Turn(nn.Module):
         self.shift = nn.Parameter(like.new_zeros(heads, dim)) if shift else None
 
     def forward(self, q: Tensor) -> Tensor:
-        """[B, H, L, D] to the same."""
-        turned = q @ self.matrix.mT
-        return turned if self.shift is None else turned + self.shift[:, None]
+        """[B, H, L, D] to the same shape."""
+        mapped = q @ self.matrix.mT
+        return mapped if self.shift is None else mapped + self.shift[:, None]
 
 
 @dataclass(frozen=True)
-class Maker:
-    """The layer that makes queries, and which column of what it gives is which coordinate of which head, [H, D].
-
-    Some models scale queries themselves: by `factor`, after this layer. `reach` runs the model as far as the attention.
-    """
+class QueryLayer:
+    """The linear layer that computes the queries of an attention."""
 
     layer: nn.Module
-    columns: Tensor
-    reach: Callable[[], Request]
-    factor: float = 1.0
+    columns: Tensor  # [H, D], the output column of each coordinate of each head
+    request: Callable[[], Request]  # runs the model as far as the attention
+    factor: float = 1.0  # by which some models scale the output before it becomes the query
 
-    def turn(self) -> Turn:
+    def identity(self) -> QueryMap:
+        """Returns a map for these queries that changes nothing yet."""
         weight: Any = self.layer.weight
-        return Turn(*self.columns.shape, shift=self.layer.bias is not None, like=weight.detach())
+        return QueryMap(*self.columns.shape, shift=self.layer.bias is not None, like=weight.detach())
 
     @torch.no_grad()
-    def put(self, turn: Turn) -> bool:
-        """The layer makes turned queries from now on. If that is not so, or not all, it stays as it was: False."""
-        before, weights = self.reach(), [parameter.clone() for parameter in self.layer.parameters()]
-        self._write(turn)
-        after = self.reach()
-        right = torch.allclose(after.q, turn(before.q), rtol=1e-3, atol=1e-3 * float(before.q.abs().max()))
+    def merge(self, query_map: QueryMap) -> bool:
+        """Merges a map into the weights of the layer, and returns whether the model then computes it.
+
+        If queries differ from the mapped ones, or keys or values change, the weights are restored.
+        """
+        before, weights = self.request(), [parameter.clone() for parameter in self.layer.parameters()]
+        self._write(query_map)
+        after = self.request()
+        right = torch.allclose(after.q, query_map(before.q), rtol=1e-3, atol=1e-3 * float(before.q.abs().max()))
         right = right and torch.equal(after.k, before.k) and torch.equal(after.v, before.v)
         if not right:
-            for parameter, was in zip(self.layer.parameters(), weights, strict=True):
-                parameter.copy_(was)
+            for parameter, value in zip(self.layer.parameters(), weights, strict=True):
+                parameter.copy_(value)
         return right
 
-    def _write(self, turn: Turn) -> None:
+    def _write(self, query_map: QueryMap) -> None:
         weight: Any = self.layer.weight
         rows = weight.mT if isinstance(self.layer, Conv1D) else weight  # [columns, inputs], a view
-        rows[self.columns] = turn.matrix @ rows[self.columns]
+        rows[self.columns] = query_map.matrix @ rows[self.columns]
         bias: Any = self.layer.bias
-        if turn.shift is not None:
-            bias[self.columns] = (turn.matrix @ bias[self.columns][..., None])[..., 0] + turn.shift / self.factor
+        if query_map.shift is not None:
+            mapped = (query_map.matrix @ bias[self.columns][..., None])[..., 0]
+            bias[self.columns] = mapped + query_map.shift / self.factor
 
 
-def find(runs: Below, attention: nn.Module) -> Maker | None:
-    """Who makes the queries of an attention of a swapped model; None if no linear layer alone does."""
-    given: list[tuple[nn.Module, Tensor]] = []
-    names = Counter(id(weight) for _, weight in runs.model.named_parameters(remove_duplicate=False))
+def find_query_layer(cache: LayerCache, attention: nn.Module) -> QueryLayer | None:
+    """Returns the layer that computes the queries of an attention; None if no linear layer alone does."""
+    outputs: list[tuple[nn.Module, Tensor]] = []
+    uses = Counter(id(weight) for _, weight in cache.model.named_parameters(remove_duplicate=False))
     with ExitStack() as stack:
         for layer in attention.modules():
-            # Weights that are used elsewhere too, or made from others, are not this layer's to turn.
+            # Weights that are shared, or computed from other parameters, must not be changed for this layer.
             own = isinstance(layer, (nn.Linear, Conv1D)) and "weight" in layer._parameters
-            if own and all(names[id(weight)] == 1 for weight in layer.parameters()):
-                heard = layer.register_forward_hook(lambda layer, args, output: given.append((layer, output)))
-                stack.enter_context(heard)
+            if own and all(uses[id(weight)] == 1 for weight in layer.parameters()):
+                hook = layer.register_forward_hook(lambda layer, args, output: outputs.append((layer, output)))
+                stack.enter_context(hook)
         with torch.no_grad():
-            q = runs.reach(0, attention)[0].q
-    for layer, output in given:
+            q = cache.requests(0, attention)[0].q
+    for layer, output in outputs:
         for factor in (1.0, q.shape[-1] ** -0.5):
             columns = _columns(q, output.flatten(0, -2) * factor)
             if columns is not None:
-                return Maker(layer, columns, lambda: runs.reach(0, attention)[0], factor)
+                return QueryLayer(layer, columns, lambda: cache.requests(0, attention)[0], factor)
     return None
 
 
 def _columns(q: Tensor, output: Tensor) -> Tensor | None:
-    """[H, D]: which columns of an output [N, O] are the queries [B, H, L, D]; None if not all of them are there."""
+    """[H, D]: the columns of an output [N, O] that equal the queries [B, H, L, D]; None unless each has its own."""
     heads = q.transpose(0, 1).flatten(1, 2)  # [H, N, D]
     if heads.shape[1] != output.shape[0]:
         return None

@@ -1,44 +1,54 @@
-"""Tasks to measure a model by before and after: `stsb:FOLDER`, `sentences:FILE`, `clm`, `mlm`.
+"""Tasks that measure a model before and after an adaptation: `stsb:FOLDER`, `sentences:FILE`, `clm`, `mlm`.
 
-stsb        Spearman correlation of the cosine of pooled vectors with the judgements of STS-B's dev.tsv
-sentences   how often a sentence finds its document among long ones (documents.py), which are read at once by a model
-            that can, else in pieces whose vectors are averaged
-clm         loss of the next token, on lines of the text that are not trained on, or clm:FILE
-mlm         loss of masked tokens, likewise
+stsb        Spearman correlation of the cosine of pooled vectors with the human scores in dev.tsv of STS-B
+sentences   accuracy of finding the document of a sentence (documents.py). A model that can read whole documents does;
+            others read pieces, whose vectors are averaged
+clm         next-token loss on the held-out lines of the text, or on a file: clm:FILE
+mlm         the same for masked tokens
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from locant.adaptation.agreement import Tokens, agreement_for, pooled, says_tokens
-from locant.adaptation.distil import to
-from locant.adaptation.sample import Sampler, is_causal, longest, padded, pieces
-from locant.experiments.tasks.glue import Glue
+from locant.adaptation.agreement import TokenAgreement, agreement_for, pooled, predicts_tokens
+from locant.adaptation.batch import padded, to_device
+from locant.adaptation.documents import Sentences, articles
+from locant.adaptation.sample import Sampler, is_causal, longest, pieces
+from locant.runs.glue_files import read_dev
 from locant.runs.text_source import read
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from locant.adaptation.adapting import Score
-    from locant.adaptation.documents import Sentences
+Score = Callable[[PreTrainedModel, Any], float]
+"""A task: from a model and its tokenizer to a number."""
 
 NAMES = ("stsb", "sentences", "clm", "mlm")
-ROWS, AT_ONCE, LONG = 64, 64, 2048
+LOSS_ROWS = 64
+"""Sequences on which the loss of a language model is measured."""
+BATCH = 64
+"""Sentences of STS-B per batch."""
+STSB_LENGTH = 256
+"""Tokens after which a sentence of STS-B is truncated."""
+DOCUMENT_LENGTH = 2048
+"""Most tokens that are read of a document."""
 
 
 def score(wanted: str, held_out: list[str], length: int) -> Score:
-    """The task of `--eval`."""
+    """Returns the task of a string such as `stsb:FOLDER`.
+
+    held_out, length   lines, and tokens per sequence, for the loss of a language model.
+    """
     name, _, where = wanted.partition(":")
     if name not in NAMES:
-        raise ValueError(f"--eval must be one of {', '.join(NAMES)}, got {wanted!r}")
+        raise ValueError(f"a score must be one of {', '.join(NAMES)}, got {wanted!r}")
     if name in ("stsb", "sentences") and not where:
-        raise ValueError(f"--eval {name} needs its data: {name}:PATH")
+        raise ValueError(f"the score {name} needs data; write {name}:PATH")
     if name == "stsb":
         return Stsb(where)
     if name == "sentences":
@@ -49,12 +59,12 @@ def score(wanted: str, held_out: list[str], length: int) -> Score:
 
 
 class Stsb:
-    """STS-B without training: the cosine of two sentences against what people said."""
+    """STS-B without training: correlation of the cosine of two sentences with the human score."""
 
     def __init__(self, where: str) -> None:
-        self.part = Glue("STS-B").dev(where)
+        self.part = read_dev("STS-B", where)
         if len(self.part.labels) < 3:
-            raise ValueError(f"STS-B in {where} has {len(self.part.labels)} pairs: a correlation needs at least 3")
+            raise ValueError(f"a correlation needs at least 3 pairs, but STS-B in {where} has {len(self.part.labels)}")
 
     def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
         from scipy.stats import spearmanr
@@ -64,13 +74,14 @@ class Stsb:
 
 
 def _vectors(model: PreTrainedModel, tokenizer: Any, sentences: list[str]) -> Tensor:
+    """[N, d], the pooled vectors of sentences; batches are sorted by length to save padding."""
     order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
     found: dict[int, Tensor] = {}
-    for at in range(0, len(order), AT_ONCE):
-        numbers = order[at : at + AT_ONCE]
-        rows = tokenizer([sentences[n] for n in numbers], truncation=True, max_length=longest(model, 256),
+    for at in range(0, len(order), BATCH):
+        numbers = order[at : at + BATCH]
+        rows = tokenizer([sentences[n] for n in numbers], truncation=True, max_length=longest(model, STSB_LENGTH),
                          verbose=False)["input_ids"]  # fmt: skip
-        batch = to(padded(rows, tokenizer), model)
+        batch = to_device(padded(rows, tokenizer), model)
         states = model.base_model(**batch).last_hidden_state.float()
         mask = batch["attention_mask"][..., None].to(states.dtype)
         found.update(zip(numbers, pooled(states, mask), strict=True))
@@ -78,11 +89,9 @@ def _vectors(model: PreTrainedModel, tokenizer: Any, sentences: list[str]) -> Te
 
 
 class Documents:
-    """Sentences and the long documents they are from; a model that cannot read so far reads pieces."""
+    """Accuracy of finding the long document of a sentence."""
 
     def __init__(self, path: Path) -> None:
-        from locant.adaptation.documents import articles
-
         if not path.exists():
             raise FileNotFoundError(f"there is no file or folder {path}")
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -90,35 +99,33 @@ class Documents:
         self.task: Sentences | None = None
 
     def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
-        from locant.adaptation.documents import Sentences
-
-        if self.task is None:  # by the first model, the original: all answer the same questions
-            self.task = Sentences(tokenizer, self.documents, length=LONG, limit=longest(model, 512))
-        return self.task.accuracy(model, "whole" if longest(model, LONG) == LONG else "chunked")
+        if self.task is None:  # made for the first model, the original, so that all models get the same sentences
+            self.task = Sentences(tokenizer, self.documents, length=DOCUMENT_LENGTH, limit=longest(model, 512))
+        return self.task.accuracy(model, "whole" if longest(model, DOCUMENT_LENGTH) == DOCUMENT_LENGTH else "chunked")
 
 
 class Loss:
-    """Mean loss of a language model on sequences of one length."""
+    """Mean loss of a language model, in nats per token, on sequences of one length."""
 
     def __init__(self, lines: list[str], length: int, *, masked: bool) -> None:
         self.lines, self.length, self.masked = lines, length, masked
 
     def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
         name, other = type(model).__name__, "clm" if self.masked else "mlm"
-        if not says_tokens(model):
-            raise ValueError(f"{name} foretells no tokens; --eval clm and mlm need a language model")
+        if not predicts_tokens(model):
+            raise ValueError(f"{name} predicts no tokens; the scores clm and mlm need a language model")
         if is_causal(model, tokenizer, self.lines) == self.masked:
-            raise ValueError(f"{name} is {'' if self.masked else 'not '}causal; use --eval {other}")
-        rows = Sampler(tokenizer, self.lines).rows(ROWS, self.length).to(model.device)
+            raise ValueError(f"{name} is {'' if self.masked else 'not '}causal; use the score {other}")
+        rows = Sampler(tokenizer, self.lines).rows(LOSS_ROWS, self.length).to(model.device)
         kind = agreement_for(model, tokenizer, causal=not self.masked)
-        assert isinstance(kind, Tokens)
+        assert isinstance(kind, TokenAgreement)
         total, count = 0.0, 0
         for part in rows.split(8):
             batch = kind.prepare({"input_ids": part, "attention_mask": torch.ones_like(part)}, seed=0)
             logits = kind.outputs(model, batch).float()
             if self.masked:
-                kept = kind.counted(batch)
-                losses = F.cross_entropy(logits[kept], part[kept], reduction="none")
+                counted = kind.counted(batch)
+                losses = F.cross_entropy(logits[counted], part[counted], reduction="none")
             else:
                 losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), part[:, 1:].flatten(), reduction="none")
             total, count = total + float(losses.sum()), count + len(losses)

@@ -1,1 +1,1 @@
-"""Pure functions from schemes and tensors to tables. Figures are made from the tables in `locant.report`."""
+"""From models, schemes and tensors to tables: frozen dataclasses. `locant.report` draws figures from them."""

@@ -1,14 +1,14 @@
-"""What a scheme does as a function of the offset r = key − query: one curve per head, or one for all heads.
+"""A scheme as curves over the offset r = key − query: one curve per head, or one for all heads.
 
 bias               added to the logit
 gain               the factor on q·k; for a vector gain, its mean over the head
-query, key, value  the length of the vector
-rotate             (R_0 x)·(R_r x) / x·x for x = (1, …, 1): how much of a product of equals is left
+query, key, value  the norm of the vector
+rotate             (R_0 x)·(R_r x) / x·x for x = (1, …, 1): the factor on q·k when q = k
 embed              cosine between the embeddings of positions p and p + r, p in the middle
-pair               added to the logit when all tokens are alike (q = k = (1, …, 1)), query at p
+pair               added to the logit when all tokens are the same (q = k = (1, …, 1)), query at p
 
-`kernels` takes the curve of TISA apart: a_s · exp(−|b_s| (r − c_s)²) for each of its kernels s; of the later version,
-the steps |a_s| · sigmoid(± (r − c_s) / b_s) inside its logarithm.
+`kernels` returns the parts that TISA's curve is the sum of: a_s · exp(−|b_s| (r − c_s)²) for each kernel s. For the
+later version, tisa2, they are the steps |a_s| · sigmoid(± (r − c_s) / b_s) inside its logarithm.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locant.schemes import Scheme, Sum, Tisa, Tisa2
-from locant.schemes.tisa2 import EPS
+from locant.schemes import Scheme
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity over the offset. values is [heads, offsets]; heads = 1 where all heads share it."""
+    """One quantity over the offset. `values` is [heads, offsets]; heads = 1 where all heads share it."""
 
     spec: str
     field: str
@@ -34,7 +33,7 @@ class Curve:
     values: list[list[float]]
 
     def rows(self) -> list[dict[str, str | int | float]]:
-        """Long form, for a csv file."""
+        """Returns the long form, for a csv file."""
         return [
             {"scheme": self.spec, "field": self.field, "head": head, "r": r, "value": value}
             for head, line in enumerate(self.values, start=1)
@@ -44,35 +43,36 @@ class Curve:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The curve of TISA and what it is the sum of, per head."""
+    """The curve of TISA and the kernels that it is the sum of, per head."""
 
     spec: str
     what: str
     r: list[int]
     total: list[list[float]]  # [heads, offsets]: the sum
     kernels: list[list[list[float]]]  # [heads, kernels, offsets]
-    amplitude: list[list[float]]  # [heads, kernels], and so are the two below
-    sharpness: list[list[float]]  # of the later version its inverse: how wide a step is
+    amplitude: list[list[float]]  # [heads, kernels], like the two below
+    sharpness: list[list[float]]  # for tisa2 its inverse: the width of a step
     offset: list[list[float]]
 
 
 WHAT = {
     "bias": "added to the logit",
     "gain": "factor on q·k",
-    "query": "length of the vector q meets",
-    "key": "length of the vector k meets",
-    "value": "length of the vector added to v",
-    "rotate": "share of q·k left, q = k",
+    "query": "norm of the vector multiplied by q",
+    "key": "norm of the vector multiplied by k",
+    "value": "norm of the vector added to v",
+    "rotate": "factor on q·k where q = k",
     "embed": "cosine of two embeddings",
-    "pair": "added to the logit, tokens alike",
+    "pair": "added to the logit, all tokens the same",
 }
+"""The quantity on the vertical axis, by the field of a curve."""
 
 
 @torch.no_grad()
 def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
-    """The curves of a scheme for r from −reach to reach; empty for a scheme that does nothing."""
+    """Returns the curves of a scheme for r from −reach to reach; an empty list for a scheme that does nothing."""
     if reach < 1:
-        raise ValueError(f"reach must be at least 1, got {reach}")
+        raise ValueError(f"reach must be 1 or more; got {reach}")
     if scheme.max_length is not None:
         reach = min(reach, (scheme.max_length - 1) // 2)
     r = torch.arange(-reach, reach + 1)
@@ -94,7 +94,7 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
     here, there = torch.tensor([[reach]]), reach + r[None]
     ones = torch.ones(1, getattr(scheme, "n_heads", 1), 2 * reach + 1, getattr(scheme, "head_dim", 64))
     q = ones[:, :, :1]
-    if any(type(part).rotate is not Scheme.rotate for part in _parts(scheme)):
+    if scheme.rotates:
         turned_q, turned_k = scheme.rotate(q[:, :1], ones[:, :1], here, there)
         found["rotate"] = (turned_q @ turned_k.mT)[0, :, 0] / ones.shape[-1]
     if terms.pair is not None:
@@ -110,32 +110,23 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
 
 @torch.no_grad()
 def kernels(scheme: Scheme, reach: int = 64) -> list[Kernels]:
-    """One for each part of a scheme that is TISA, in either version; none for all other schemes."""
+    """Returns the kernels of each part of a scheme that is a sum of kernels (TISA); none for all other schemes."""
     found = []
-    for part in _parts(scheme):
-        if not isinstance(part, Tisa | Tisa2) or part.kernels == 0:
+    for part in scheme.parts_of_sum():
+        r = torch.arange(-reach, reach + 1, device=next(part.parameters(), torch.empty(0)).device)
+        components = part.components(r)
+        if components is None:
             continue
-        r = torch.arange(-reach, reach + 1, device=part.offset.device)
-        if isinstance(part, Tisa):
-            what, alone = "added to the logit", part.bumps(r)
-            total = alone.sum(-1)
-        else:
-            what, alone = "inside the logarithm", part.steps(r)
-            total = EPS + part.bias.abs()[:, None] + alone.sum(-1)
         found.append(
             Kernels(
                 str(part),
-                what,
+                components.meaning,
                 r.tolist(),
-                total.double().tolist(),
-                alone.mT.double().tolist(),
-                part.amplitude.double().tolist(),
-                part.sharpness.abs().double().tolist(),
-                part.offset.double().tolist(),
+                components.total.double().tolist(),
+                components.kernels.mT.double().tolist(),
+                components.amplitude.double().tolist(),
+                components.sharpness.abs().double().tolist(),
+                components.offset.double().tolist(),
             )
         )
     return found
-
-
-def _parts(scheme: Scheme) -> list[Scheme]:
-    return scheme.schemes() if isinstance(scheme, Sum) else [scheme]

@@ -1,38 +1,37 @@
-"""Attention by distance: what each head does with the offset r = key − query, on a text.
+"""Attention by distance: logits and weights of each head as a function of the offset r = key − query, on a text.
 
-Every attention of a model goes through locant's seam (a model that was not swapped is, for the moment, with its own
-positions kept), so that logits are those of the model itself, whatever its position scheme. With logits ℓ_b(i, j) of
-sequence b, centred in each row over the keys the query sees (a softmax does not notice the rest):
+An observer at locant's seam receives every attention of a model, with its own positions as schemes if the model is not
+swapped. So logits are those of the model itself, for any position scheme. Let ℓ_b(i, j) be the logits of sequence b,
+centered in each row over the visible keys (a constant per row has no effect in a softmax):
 
-    P(i, j) = mean_b ℓ_b(i, j)           the positional part: what is left when tokens are averaged out
+    P(i, j) = mean_b ℓ_b(i, j)           the positional part: tokens are averaged out
     share   = mean P² / mean ℓ²          with mean P² corrected for the content that B sequences leave in the average
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from locant.attention import eager
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from locant.attention.request import Request
-    from locant.hf.call import AttentionCall
+from locant.attention.request import Request
+from locant.hf.call import AttentionCall
+from locant.hf.facts import has_decoder
+from locant.hf.listening import observing
+from locant.hf.swapping import native_as_schemes
 
 MUCH = 0.4
-"""Of a row's weight: what a head must give to one place to be named after it."""
+"""The share of a row's weight at one place from which on a head is named after that place."""
 NEAR = 8
-"""Tokens on either side that count as local."""
+"""The largest width of a local head, in tokens on either side."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a head does, and the numbers behind it: shares of a row's weight, averaged over rows."""
+    """The label of a head and the numbers behind it. Numbers without a comment are shares of a row's weight."""
 
     layer: int  # from 1
     head: int  # from 1
@@ -41,8 +40,8 @@ class Head:
     itself: float
     next: float
     first: float
-    width: int  # half of the weight that is not on the first token lies within this many tokens
-    entropy: float  # of the weights, divided by that of equal weights: 1 is diffuse
+    width: int  # half of the weight, the first token excluded, is within this many tokens of the query
+    entropy: float  # of the weights, divided by the entropy of equal weights: 1 is diffuse
     positional: float  # share of the logits' variance that is due to position alone
 
 
@@ -53,22 +52,18 @@ class Layer:
     name: str
     offsets: Tensor  # [R]
     logit: Tensor  # [H, R] mean centred logit by offset
-    weight: Tensor  # [H, R] mean weight by offset, over the queries that see it
-    positional: Tensor  # [H, L, L] the part that is left when tokens are averaged out; NaN where nothing is seen
+    weight: Tensor  # [H, R] mean weight by offset, over the queries with a visible key there
+    positional: Tensor  # [H, L, L] the positional part of the logits, P; NaN where a key is not visible
     weights: Tensor  # [H, L, L] mean weights
     heads: tuple[Head, ...]
 
 
 def by_distance(model: PreTrainedModel, ids: Tensor) -> list[Layer]:
-    """One `Layer` for each self-attention of a model, over sequences ids [B, L] without padding."""
+    """Returns one `Layer` for each self-attention of a model, over sequences ids [B, L] without padding."""
     if ids.ndim != 2 or ids.shape[0] < 2 or ids.shape[1] < 4:
-        raise ValueError(f"needs at least 2 sequences of 4 tokens, got ids of shape {list(ids.shape)}")
-    from locant.hf.facts import has_decoder
-    from locant.hf.listening import observing
-    from locant.hf.swapping import native_as_schemes
-
+        raise ValueError(f"ids must have at least 2 sequences of 4 tokens; got shape {list(ids.shape)}")
     if has_decoder(model):
-        raise ValueError(f"{type(model).__name__} is an encoder with a decoder; give its encoder, model.get_encoder()")
+        raise ValueError(f"{type(model).__name__} is an encoder-decoder; pass its encoder: model.get_encoder()")
     sums: dict[str, _LogitSums] = {}
     names = {module: name for name, module in model.base_model.named_modules()}
 
@@ -78,86 +73,88 @@ def by_distance(model: PreTrainedModel, ids: Tensor) -> list[Layer]:
             sums.setdefault(name, _LogitSums()).add(call.request())
 
     with native_as_schemes(model), observing(before=record), torch.no_grad():
-        for row in ids:  # one at a time: a logit matrix per head is what has to fit
-            model.base_model(input_ids=row[None])  # a head may want more than one row, or less
+        for row in ids:  # one at a time: the logits of all heads must fit into memory
+            model.base_model(input_ids=row[None])  # without the head of the model: some require other inputs
     if not sums:
         raise ValueError(f"{type(model).__name__} ran no self-attention that locant can observe")
     return [x.layer(number, name) for number, (name, x) in enumerate(sums.items(), 1)]
 
 
 class _LogitSums:
-    """What is kept of the logits of one attention module: sums over the sequences."""
+    """Sums over the sequences of the logits and weights of one attention module."""
 
     def __init__(self) -> None:
         self.count = 0
         self.logit = self.square = self.weight = self.entropy = torch.zeros(())
-        self.seen = torch.zeros(())
+        self.visible = torch.zeros(())
         self.r = torch.zeros(())
 
     def add(self, request: Request) -> None:
+        """Adds one sequence."""
         logit = eager.logits(request).double()
-        visible = request.visible()
-        seen = torch.ones_like(logit, dtype=torch.bool) if visible is None else visible.expand_as(logit)
-        weight = logit.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
-        counts = seen.sum(-1, keepdim=True).clamp(min=1)
-        logit = (logit - (logit * seen).sum(-1, keepdim=True) / counts) * seen
+        mask = request.visible()
+        visible = torch.ones_like(logit, dtype=torch.bool) if mask is None else mask.expand_as(logit)
+        weight = logit.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
+        counts = visible.sum(-1, keepdim=True).clamp(min=1)
+        logit = (logit - (logit * visible).sum(-1, keepdim=True) / counts) * visible
         if not logit.isfinite().all():
-            raise ValueError("the attention logits are not finite: are there NaN in the weights of the model?")
+            raise ValueError("the attention logits contain NaN or infinity; check the weights of the model")
         entropy = -torch.xlogy(weight, weight).sum(-1) / counts.squeeze(-1).double().log().clamp(min=1e-9)
-        many = counts.squeeze(-1) >= 4  # with fewer keys every head is the same
+        many = counts.squeeze(-1) >= 4  # over fewer keys all heads have nearly the same entropy
         self.entropy = self.entropy + (entropy * many).sum(-1)[0] / many.sum(-1).clamp(min=1)[0]
         self.logit, self.square = self.logit + logit[0], self.square + logit[0].square()
         self.weight = self.weight + weight[0]
-        self.seen, self.count = seen[0], self.count + 1
+        self.visible, self.count = visible[0], self.count + 1
         self.r = (request.k_pos[:, None, :] - request.q_pos[:, :, None])[0]
 
     def layer(self, number: int, name: str) -> Layer:
-        n, seen = self.count, self.seen
+        """Returns the means over the sequences added so far."""
+        n, visible = self.count, self.visible
         mean, square, weight = self.logit / n, self.square / n, self.weight / n
         total = square.sum((1, 2))
-        # mean_b ℓ still holds 1/B of the content's variance
+        # mean_b ℓ still contains 1/B of the content's variance
         content = (square - mean.square()).sum((1, 2)) * n / (n - 1)
         positional = ((mean.square().sum((1, 2)) - content / n) / total.clamp(min=1e-30)).clamp(0, 1)
         offsets, column = self.r.unique(return_inverse=True)
-        by_logit, by_weight = (_by_column(x, column, seen, len(offsets)) for x in (mean, weight))
+        by_logit, by_weight = (_by_column(x, column, visible, len(offsets)) for x in (mean, weight))
         heads = tuple(
-            describe(weight[h], seen[h], self.r, layer=number, head=h + 1, entropy=float(self.entropy[h] / n),
+            describe(weight[h], visible[h], self.r, layer=number, head=h + 1, entropy=float(self.entropy[h] / n),
                      positional=float(positional[h]))
             for h in range(weight.shape[0])
         )  # fmt: skip
-        hidden = mean.masked_fill(~seen, torch.nan)
+        hidden = mean.masked_fill(~visible, torch.nan)
         return Layer(name, offsets, by_logit.float(), by_weight.float(), hidden.float(), weight.float(), heads)
 
 
-def _by_column(x: Tensor, column: Tensor, seen: Tensor, n: int) -> Tensor:
-    """[H, n]: the mean of x [H, L, L] over the pairs of each offset that are seen; NaN where none is."""
+def _by_column(x: Tensor, column: Tensor, visible: Tensor, n: int) -> Tensor:
+    """[H, n]: the mean of x [H, L, L] over the visible pairs of each offset; NaN where there is none."""
     flat = column.flatten().expand(x.shape[0], -1)
-    counts = x.new_zeros(x.shape[0], n).scatter_add(1, flat, seen.flatten(1).to(x.dtype))
-    return torch.zeros_like(counts).scatter_add(1, flat, (x * seen).flatten(1)) / counts.masked_fill(
+    counts = x.new_zeros(x.shape[0], n).scatter_add(1, flat, visible.flatten(1).to(x.dtype))
+    return torch.zeros_like(counts).scatter_add(1, flat, (x * visible).flatten(1)) / counts.masked_fill(
         counts == 0, torch.nan
     )
 
 
 def describe(
-    weight: Tensor, seen: Tensor, r: Tensor, *, layer: int, head: int, entropy: float, positional: float
+    weight: Tensor, visible: Tensor, r: Tensor, *, layer: int, head: int, entropy: float, positional: float
 ) -> Head:
-    """The label of a head from its mean weights [L, L], which pairs are seen, and their offsets.
+    """Returns the label of a head, from its mean weights, the visible pairs and their offsets, all [L, L].
 
-    previous, next, itself, first-token sink   more than MUCH of the weight goes there
-    local of width w                           half of the weight, the first token aside, lies within w ≤ NEAR tokens,
+    previous, next, itself, first-token sink   at least MUCH of the weight is there
+    local of width w                           half of the weight, the first token excluded, is within w ≤ NEAR tokens,
                                                and equal weights would need more than twice that
-    diffuse                                    the entropy is above 0.9 of equal weights
+    diffuse                                    the entropy is above 0.9 of that of equal weights
     mixed                                      none of these
     """
-    rows = seen.sum(-1) >= 4
-    weight, seen, r = weight[rows], seen[rows], r[rows]
+    rows = visible.sum(-1) >= 4
+    weight, visible, r = weight[rows], visible[rows], r[rows]
 
     def at(offset: int) -> float:
-        there = (r == offset) & seen
+        there = (r == offset) & visible
         return float((weight * there).sum() / there.any(-1).sum().clamp(min=1))
 
     first = float(weight[:, 0].mean())
-    equal = seen / seen.sum(-1, keepdim=True)
+    equal = visible / visible.sum(-1, keepdim=True)
     width, usual = _width(weight, r), _width(equal, r)
     numbers = {"previous": at(-1), "itself": at(0), "next": at(1), "first": first}
     names = {"previous": "previous token", "itself": "itself", "next": "next token", "first": "first-token sink"}
@@ -174,7 +171,7 @@ def describe(
 
 
 def _width(weight: Tensor, r: Tensor) -> int:
-    """The smallest w with half of the weight, the first token aside, on |r| ≤ w."""
+    """The smallest w with half of the weight, the first token excluded, on |r| ≤ w."""
     rest = weight.clone()
     rest[:, 0] = 0
     total = float(rest.sum())

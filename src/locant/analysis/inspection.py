@@ -1,6 +1,6 @@
-"""Everything the analyses say about one model, stage by stage: `locant inspect`.
+"""All analyses of one model, stage by stage: `locant inspect`.
 
-A stage that cannot be made for a model (no table, too short a text) leaves a notice in its place, and the rest goes on.
+A stage that does not apply to a model (no table, too short a text) leaves a notice, and the others continue.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from locant.analysis import behaviour, curve, distance, invariance, probe, text, variance
 from locant.hf.encoder import encoder_of
@@ -21,30 +22,38 @@ from locant.hf.facts import has_decoder, is_causal, limits
 from locant.hf.plan import plan_of
 from locant.hf.readout import native
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 LENGTH, SEQUENCES = 128, 24
-PROBE_LENGTH, PROBE_STEPS, PROBE_BATCH, PROBE_TESTS = 64, 100, 8, 4
+"""Tokens of a sequence, and sequences, that attention by distance, variance and behaviour are measured on."""
+PROBE_LENGTH, PROBE_BATCH = 64, 8
+"""Tokens of a sequence and sequences of a batch for probes."""
+PROBE_STEPS, PROBE_TESTS = 100, 4
+"""Batches that probes are trained on, and tested on."""
 LENGTHS = (32, 64, 128, 256, 512, 1024)
+"""Input lengths of the stage "behaviour", up to the number of positions of the model."""
+GRAM = 128
+"""Positions at which E Eᵀ is kept; a table of 32,768 positions would have 10⁹ inner products."""
 
 
 @dataclass
 class Inspection:
-    """The tables of one model; None or empty where a stage could not be made."""
+    """The tables of one model; None or empty where a stage did not apply."""
 
     name: str
     facts: dict[str, str]
-    notes: dict[str, list[str]] = field(default_factory=dict)  # what is to be said, and of which parts
-    invariances: list[invariance.Row] = field(default_factory=list)
+    notes: dict[str, list[str]] = field(default_factory=dict)  # by their text: the parts that each is about
+    invariances: list[invariance.InvarianceRow] = field(default_factory=list)
     table: Tensor | None = None
+    gram_positions: list[int] = field(default_factory=list)  # at most GRAM of the positions of the table, and
+    gram: Tensor | None = None  # E Eᵀ over them
     structure: invariance.Structure | None = None
-    # Of each scheme, with where it is ("layer 2", or "decoder, layers 1–6" where they share it):
+    # The first entry of the pairs below is the place of a scheme: "layer 2", or "decoder, layers 1–6" if it is shared.
     curves: list[tuple[str, curve.Curve]] = field(default_factory=list)
-    kernels: list[tuple[str, curve.Kernels]] = field(default_factory=list)  # what a TISA is the sum of
+    kernels: list[tuple[str, curve.Kernels]] = field(default_factory=list)  # the summands of TISA
     vectors: list[tuple[str, Tensor]] = field(default_factory=list)  # [101, D]: its table for offsets −50 … 50
     layers: list[distance.Layer] = field(default_factory=list)
+    first_layer: Tensor | None = None  # [L, L]: mean attention weights of the first layer over its heads
     variances: variance.Variances | None = None
+    slopes: list[tuple[int, str, float]] = field(default_factory=list)  # (layer, step, slope of the measured variance)
     probes: list[probe.Probed] = field(default_factory=list)
     twin: list[probe.Probed] = field(default_factory=list)
     shifts: list[behaviour.Shift] = field(default_factory=list)
@@ -54,37 +63,41 @@ class Inspection:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def note(self, what: str | Exception, of: str = "") -> None:
+        """Adds a notice about the part `of`; about the whole page if `of` is empty."""
         self.notes.setdefault(str(what), []).extend([of] if of else [])
 
     @property
     def notices(self) -> list[str]:
-        """One for each thing that is to be said, with all the parts that it is said of."""
+        """The notices, each with all the parts that it is about."""
         return [f"{', '.join(dict.fromkeys(parts))}: {what}" if parts else what for what, parts in self.notes.items()]
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Where the sequences come from: a text and a tokenizer, or nothing, and then they are random."""
+    """The source of sequences: a text with a tokenizer; random tokens if there is no tokenizer or no text."""
 
     tokenizer: Any
     text: str
     vocabulary: int
 
     def take(self, count: int, length: int) -> Tensor:
+        """Returns token ids [count, length]."""
         if self.tokenizer is None or not self.text:
             return text.random_tokens(self.vocabulary, count=count, length=length)
         return text.sequences(self.tokenizer, self.text, count=count, length=length)
 
 
-Stage = Callable[["PreTrainedModel", Tokens, Inspection], None]
+Stage = Callable[[PreTrainedModel, Tokens, Inspection], None]
+"""Measures one thing and writes it into the inspection."""
 
 
 def inspect(
     model: PreTrainedModel, tokens: Tokens, name: str, *, of: int | None = None
 ) -> Iterator[tuple[str, Inspection]]:
-    """Runs the stages one by one; yields the name of each before it runs, with what there is so far.
+    """Runs the stages one by one. Before each it yields the name of the stage and the results so far.
 
-    `of` is given where the model is the first layers of one with `of` layers, and stages that need all are left out.
+    If the model is only the first layers of a larger one, `of` is the number of layers of that one. Stages that need
+    all layers are then left out.
     """
     found = Inspection(name, _facts(model, tokens))
     try:
@@ -96,16 +109,16 @@ def inspect(
         found.note(problem, "positions")
     if has_decoder(model):
         found.note(
-            "This model is an encoder with a decoder. Translation invariance and the curves of the scheme are of both; "
-            "everything that is measured on a text (attention by distance, variance, behaviour, probes) is of the "
+            "This model is an encoder-decoder. Translation invariance and the curves of the scheme cover both parts. "
+            "Everything that is measured on a text (attention by distance, variance, behaviour, probes) is of the "
             "encoder."
         )
     if of is not None:
         found.facts["layers"] = f"the first {found.facts.get('layers', '')} of {of}"
         left_out = ", ".join(stage for stage in STAGES if stage not in OF_THE_FIRST_LAYERS)
         found.note(
-            f"There is not enough memory for this model. The page is about {found.facts['layers']} layers; what needs "
-            f"all of them was left out ({left_out})."
+            f"There is not enough memory for this model. The page covers {found.facts['layers']} layers; stages that "
+            f"need all of them are left out ({left_out})."
         )
     for stage, run in STAGES.items():
         if of is not None and stage not in OF_THE_FIRST_LAYERS:
@@ -126,7 +139,7 @@ def _facts(model: PreTrainedModel, tokens: Tokens) -> dict[str, str]:
     facts = {
         "model": type(model).__name__,
         "parameters": f"{sum(x.numel() for x in model.parameters()):,}",
-        "looked at with": "text" if tokens.tokenizer is not None and tokens.text else "random tokens",
+        "measured on": "text" if tokens.tokenizer is not None and tokens.text else "random tokens",
     }
     for name, label in (("num_hidden_layers", "layers"), ("num_attention_heads", "heads"), ("hidden_size", "width"),
                         ("max_position_embeddings", "maximum length")):  # fmt: skip
@@ -136,7 +149,7 @@ def _facts(model: PreTrainedModel, tokens: Tokens) -> dict[str, str]:
 
 
 def _limit(model: PreTrainedModel, length: int) -> int:
-    """A length that the model takes."""
+    """`length`, or the longest input of the model if that is shorter."""
     return min([length, *(limit for limit in limits(model) if limit is not None)])
 
 
@@ -145,6 +158,9 @@ def _invariance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> No
     table = next((stack.table() for stack in invariance.stacks(model) if stack.table is not None), None)
     if table is not None and table.shape[0] > 8:
         found.table = table.detach().double()
+        found.gram_positions = list(range(0, table.shape[0], math.ceil(table.shape[0] / GRAM)))
+        kept = found.table[found.gram_positions]
+        found.gram = kept @ kept.mT
         found.structure = invariance.structure(found.table)
 
 
@@ -173,32 +189,39 @@ def _where(stack: str, layers: list[int]) -> str:
 
 def _distance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     found.layers = distance.by_distance(model, tokens.take(SEQUENCES, _limit(model, LENGTH)))
+    if found.layers:
+        found.first_layer = found.layers[0].weights.mean(0)
 
 
 def _variance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     length = _limit(model, LENGTH)
     found.variances = variance.measure(model, tokens=tokens.take(SEQUENCES, length))
     if found.facts.get("positions", "").endswith("nope") and model.config.model_type == "gpt2":
-        # The theory is of random models: how near a trained one is to it says what training has done.
+        # The theory describes random models; the difference of a trained one from it is the effect of training.
         try:
             theory = variance.predict(**variance.settings(model), length=length)
             found.variances = variance.Variances((*found.variances.rows, *theory.rows))
         except ValueError as problem:
             found.note(problem, "theory beside the measured variance")
+    found.slopes = [
+        (row.layer, row.step, variance.slope(row))
+        for row in found.variances.rows
+        if row.source == variance.MEASURED and row.step in (variance.ATTENTION, variance.OUTPUT)
+    ]
 
 
 def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     length, needed = _limit(model, PROBE_LENGTH), PROBE_BATCH * (PROBE_STEPS + 1 + PROBE_TESTS)
     if length < 4:
-        raise ValueError(f"to read position there must be some: the model has {length}, a probe needs 4 or more")
+        raise ValueError(f"a probe needs 4 or more positions; the model has {length}")
     try:
         pool = tokens.take(needed, length)
     except ValueError:  # the text is too short for a stream of fresh sequences
         pool = text.random_tokens(tokens.vocabulary, count=needed, length=length)
-        found.note("these saw random tokens, since the text is too short for a stream of fresh sequences", "probes")
+        found.note("measured on random tokens: the text is too short for a stream of fresh sequences", "probes")
 
     def batch(number: int) -> Tensor:
-        at = number if number >= 0 else PROBE_STEPS - number  # tests after what is trained on
+        at = number if number >= 0 else PROBE_STEPS - number  # test batches come after the training batches
         return pool[at * PROBE_BATCH : (at + 1) * PROBE_BATCH]
 
     found.probes = probe.probe(probe.states_of(model, batch), steps=PROBE_STEPS, tests=PROBE_TESTS)
@@ -206,14 +229,14 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
         twin = probe.states_of(model, batch, bidirectional=True)
         try:
             found.twin = probe.probe(twin, seeds=1, steps=PROBE_STEPS, tests=PROBE_TESTS)
-        except (ValueError, RuntimeError) as problem:  # not every model takes a mask for each pair
-            found.note(f"this model does not take a mask for every pair of tokens ({problem})", "bidirectional twin")
+        except (ValueError, RuntimeError) as problem:  # not every model accepts a mask of pairs
+            found.note(f"this model does not accept a mask of all pairs of tokens ({problem})", "bidirectional twin")
 
 
 def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     length = _limit(model, LENGTH)
     ids = tokens.take(8, length)
-    longest = min(max(LENGTHS), limits(model)[0] or max(LENGTHS))  # past the trained length, where it can
+    longest = min(max(LENGTHS), limits(model)[0] or max(LENGTHS))  # beyond the trained length if the model can
     parts: dict[str, Callable[[], Any]] = {
         "shifts": lambda: behaviour.shift(model, ids[:, : max(2, length // 2)]),
         "shuffle": lambda: behaviour.shuffle(model, ids),
@@ -247,83 +270,8 @@ STAGES: dict[str, Stage] = {
 
 
 OF_THE_WHOLE = ("translation invariance", "curves of the scheme")
-"""Stages that read parameters, which they do of a decoder too; the others run a text through the encoder."""
+"""Stages that read parameters, of a decoder too; the others run a text through the encoder."""
 
 
 OF_THE_FIRST_LAYERS = (*OF_THE_WHOLE, "attention by distance", "variance")
-"""Stages in which no layer depends on those after it."""
-
-
-@torch.no_grad()
-def verdict(found: Inspection) -> list[str]:
-    """What the tables say, in a few sentences."""
-    said = []
-    if "positions" in found.facts:
-        said.append(f"Its positions: {found.facts['positions']}.")
-    gram = next((row for row in found.invariances if row.quantity == "E Eᵀ"), None)
-    beside = next((row for row in found.invariances if row.quantity == "E Eᵀ, i ≠ j"), None)
-    if gram is not None and gram.control is not None and beside is not None and beside.control is not None:
-        whose = f" of the {gram.stack}" if gram.stack else ""
-        said.append(
-            f"The position table{whose} is {gram.r2:.2f} translation-invariant (Toeplitz R² of E Eᵀ over positions "
-            f"{gram.first}–{gram.last}; noise of the same norms scores {gram.control.mean:.2f}), and {beside.r2:.2f} "
-            f"without the diagonal, which is what noise scores by (there {beside.control.mean:.2f})."
-        )
-    exact = [row for row in found.invariances if row.exact == 1]
-    if exact:
-        said.append("Its scheme is translation-invariant by construction.")
-    if found.structure is not None:
-        s = found.structure
-        few = (
-            "The table lives in few dimensions" if s.dimensions[90] < s.width / 4 else "The table fills its dimensions"
-        )
-        said.append(
-            f"{few}: {s.dimensions[90]} of {s.width} hold 90 % of its variance, with "
-            f"{len(s.pairs)} sine/cosine {'pair' if len(s.pairs) == 1 else 'pairs'} among the leading components."
-        )
-    if found.layers:
-        heads = [head for layer in found.layers for head in layer.heads]
-        kinds: dict[str, int] = {}
-        for head in heads:
-            kind = "local" if head.label.startswith("local") else head.label
-            kinds[kind] = kinds.get(kind, 0) + 1
-        most = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda x: -x[1]))
-        strong = sum(head.positional > 0.5 for head in heads)
-        if len(heads) == 1:
-            most_of_it = "position" if strong else "content"
-            said.append(f"Its one head is {heads[0].label}; {most_of_it} decides most of its logit.")
-        else:
-            said.append(
-                f"Of {len(heads)} heads: {most}. In {strong or 'none'} of them position decides most of the logit."
-            )
-    if found.probes:
-        first, last = found.probes[0], found.probes[-1]
-        best = min(found.probes, key=lambda row: row.error)
-        if best.error > 0.95 * first.constant:
-            said.append(
-                f"Position cannot be read off its hidden states: a probe errs by {best.error:.1f} tokens at best, "
-                f"guessing by {first.constant:.0f}."
-            )
-        else:
-            said.append(
-                f"A probe reads a token's position to within {best.error:.1f} tokens at best ({best.place}), "
-                f"{last.error:.1f} after the last layer; guessing gives {first.constant:.0f}."
-            )
-    if found.shuffle is not None:
-        s2 = found.shuffle
-        if s2.kind == "loss":
-            said.append(f"Shuffling the prefix takes the loss from {s2.plain:.2f} to {s2.shuffled:.2f}.")
-        else:
-            said.append(
-                f"Shuffling the words moves the embedding by {s2.shuffled:.2f} of its length; "
-                f"another text, by {s2.scale:.2f}."
-            )
-    run = [row for row in found.shifts if math.isfinite(row.relative)]
-    if run:
-        worst = max(run, key=lambda row: row.relative)
-        said.append(
-            "Moving every position changes nothing."
-            if worst.relative < 1e-4
-            else f"Moving every position by {worst.by} changes the hidden states by {worst.relative:.0%}."
-        )
-    return said
+"""Stages whose results for a layer do not depend on later layers."""

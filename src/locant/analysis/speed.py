@@ -1,7 +1,7 @@
-"""What a scheme costs: attention with it against plain `scaled_dot_product_attention` on the same tensors.
+"""The cost of a scheme: attention with it against plain `scaled_dot_product_attention` on the same tensors.
 
-Each repeat runs plain attention and every scheme once, in turn, so that what else the machine does falls on all;
-a ratio is the median over the repeats of a scheme's time divided by plain attention's in the same repeat.
+Each repeat runs plain attention and every scheme once, in turn, so that other load on the machine affects all of them.
+A ratio is the median, over the repeats, of a scheme's time divided by plain attention's in the same repeat.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from locant.schemes.base import Scheme
 
 FORWARD, TRAINING, DECODING = "forward", "forward + backward", "one query"
 
+TimedAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q, k, v) -> output"""
+
 
 @dataclass(frozen=True)
 class Cost:
     """A row of the table: the time of `spec` relative to plain attention, with the quartiles over the repeats."""
 
     spec: str
-    what: str
+    what: str  # FORWARD, TRAINING or DECODING
     length: int
     batch: int
     ratio: float
@@ -36,18 +39,15 @@ class Cost:
     plain_ms: float
 
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
 def costs(
-    attentions: dict[str, Attention], what: str, *, length: int, batch: int, heads: int, size: int, repeats: int
+    attentions: dict[str, TimedAttention], what: str, *, length: int, batch: int, heads: int, size: int, repeats: int
 ) -> list[Cost]:
-    """What each attention costs: forward, forward + backward, or one query against `length` keys."""
+    """Returns the cost of each attention: forward, forward + backward, or one query against `length` keys."""
     q, k, v = (torch.randn(batch, heads, n, size) for n in (1 if what == DECODING else length, length, length))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     target = torch.randn(batch, heads, q.shape[2], size)
 
-    def run(attention: Attention) -> float:
+    def run(attention: TimedAttention) -> float:
         start = time.perf_counter()
         if what == TRAINING:
             attention(leaves[0], leaves[1], leaves[2]).backward(target)
@@ -57,7 +57,7 @@ def costs(
         return time.perf_counter() - start
 
     runs = {"plain": F.scaled_dot_product_attention, **attentions}
-    for attention in runs.values():  # warm
+    for attention in runs.values():  # warm-up
         run(attention)
     times = [{name: run(attention) for name, attention in runs.items()} for _ in range(repeats)]
     plain = 1000 * statistics.median(one["plain"] for one in times)
@@ -70,8 +70,8 @@ def costs(
 
 
 def peak_memory(work: Callable[[], object]) -> float:
-    """MB by which this process grows, at most, while `work` runs. Linux only."""
-    Path("/proc/self/clear_refs").write_text("5")  # the largest size so far is forgotten
+    """Returns by how many MB this process grows, at most, while `work` runs. Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     work()
     return (_status("VmHWM") - before) / 1024
@@ -82,14 +82,18 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def with_scheme(scheme: Scheme, *, causal: bool = False) -> Attention:
+def with_scheme(scheme: Scheme, *, causal: bool = False) -> TimedAttention:
+    """Returns `locant.attend` with a scheme, as a function of q, k and v."""
     return lambda q, k, v: attend(q, k, v, scheme, causal=causal)
 
 
 def compare(
     schemes: dict[str, Scheme], lengths: list[int], *, tokens: int, heads: int, size: int, repeats: int
 ) -> Iterator[Cost]:
-    """Rows for every scheme and length, forward and with backward; `tokens` in a batch, at least one sequence."""
+    """Yields the cost of every scheme at every length, forward and with backward.
+
+    A batch has `tokens` tokens, and at least one sequence.
+    """
     attentions = {name: with_scheme(scheme) for name, scheme in schemes.items()}
     for length in lengths:
         for what in (FORWARD, TRAINING):

@@ -65,7 +65,7 @@ class Request:
 
     def turned(self) -> tuple[Tensor, Tensor]:
         """Queries and keys of the content product: rotated by the scheme, if it rotates."""
-        if type(self.scheme).rotate is Scheme.rotate:
+        if not self.scheme.rotates:
             return self.q, self.k
         return self.scheme.rotate(self.q, self.k, self.q_pos, self.k_pos)
 

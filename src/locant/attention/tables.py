@@ -4,7 +4,7 @@ A model in use needs the same tables in every call, and for one short sequence c
 time. A decoding step needs the tables of the step before and one column more, so they are computed over twice the
 range. Cached tables are used only if the scheme is unchanged: its parameters and buffers are compared by value (a
 change through `.data` leaves no other trace), and so are its plain attributes. The schemes of this library depend on
-nothing else. The tables of a scheme from elsewhere may, and are never cached.
+nothing else. A scheme from elsewhere may, so its tables are cached only if it declares itself `cacheable`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from locant.attention.offsets import Offsets
-from locant.schemes import SCHEMES, Sum
 from locant.schemes.base import Scheme
 from locant.terms import Terms
 
@@ -27,7 +26,6 @@ COMPARABLE = 2**16
 CACHEABLE = 2**22
 """Tables with more numbers than this are not cached."""
 
-OURS = {*SCHEMES.values(), Sum}
 _PLAIN = (bool, int, float, str, type(None))
 _IGNORED = {*vars(nn.Module()), "given", "training"}  # attributes of every module, and the spelling of the scheme
 
@@ -92,7 +90,7 @@ def _state(scheme: Scheme) -> tuple[tuple[Any, ...], list[Tensor]] | None:
     for module in scheme.modules():
         if isinstance(module, nn.ModuleList):
             continue
-        if not isinstance(module, Scheme) or type(module) not in OURS:
+        if not isinstance(module, Scheme) or not module.cacheable:
             return None
         plain += (type(module), type(module).terms)
         numbers += [x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None]

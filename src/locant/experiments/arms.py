@@ -1,22 +1,26 @@
 """The arms of a comparison: models that differ in their position scheme alone.
 
     native                   the model with its own positions
-    native+tisa:kernels=5    its own positions and a scheme beside them
+    native+tisa:kernels=5    its own positions, and a scheme added to them
     tisa:kernels=5           a scheme in their place
 
-All arms of one seed start from the same weights, wherever shapes agree: the model is made with its own positions
-first, from the seed, and the scheme takes their place after that.
+All arms of one seed have the same initial weights wherever shapes agree. We create the model from the seed with its own
+positions, and then swap the scheme in.
+
+Functions import transformers and `locant.hf`, which loads it: it takes seconds, and the command must start sooner.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from locant.experiments.preset import Preset
+from locant import notation
+from locant.experiments.presets import Preset
 from locant.experiments.tasks import Task
 from locant.experiments.tasks.task import Setting, longest, too_long
 
@@ -27,48 +31,35 @@ NATIVE = "native"
 
 
 def specs(text: str) -> list[str]:
-    """`tisa,huang4:clip=64,heads=own,nope` as three: a comma is part of a scheme where an option follows it."""
-    found: list[str] = []
-    for piece in (piece.strip() for piece in text.split(",")):
-        if not piece:
-            raise ValueError(f"--schemes {text!r} has an empty place between two commas")
-        if found and re.match(r"[a-z_0-9]+\s*=", piece):
-            found[-1] += f",{piece}"
-        else:
-            found.append(piece)
+    """Splits `tisa,huang4:clip=64,heads=own,nope` into three specs. A comma before an option belongs to its scheme."""
+    found = notation.split(text)
     for spec in found:
         parts = re.split(r"[+/]", spec)
         if not all(part.strip() for part in parts) or parts.count(NATIVE) > 1:
-            raise ValueError(f"--schemes: {spec!r} has an empty place or native twice")
+            raise ValueError(f"the scheme {spec!r} has an empty place or native twice")
     twice = {spec for spec in found if found.count(spec) > 1}
     if twice:
-        raise ValueError(f"--schemes has {', '.join(sorted(twice))} twice")
+        raise ValueError(f"the schemes have {', '.join(sorted(twice))} twice")
     return found
 
 
 def build(task: Task, setting: Setting, model: str, spec: str, seed: int) -> PreTrainedModel:
-    """The model of one run, at its start."""
-    import locant
+    """Returns the model of one run before training."""
+    from locant.hf import swap
 
     torch.manual_seed(seed)
-    if model in SHAPES:
-        made = _from_scratch(task, setting, model)
-    else:
-        import transformers
-
-        made = locant.load(model, getattr(transformers, task.auto), **task.head(setting))
-        settle(made, setting.tokenizer)
+    made = _from_scratch(task, setting, model) if model in SHAPES else _pretrained(task, setting, model)
     torch.manual_seed(seed)
     kept, _, rest = spec.partition("+")
     if spec == NATIVE:
         return made
     if kept.strip() == NATIVE:
-        return locant.swap(made, _with_length(rest, made), keep_native=True)
-    return locant.swap(made, _with_length(spec, made))
+        return swap(made, _with_length(rest, made), keep_native=True)
+    return swap(made, _with_length(spec, made))
 
 
 def check(task: Task, setting: Setting, model: str, spec: str) -> None:
-    """Whether an arm can be made and reads what it is trained on: before anything is trained."""
+    """Raises ValueError where an arm cannot be built, or cannot read its training inputs."""
     preset, tokens = setting.preset, task.positions(setting.preset)
     try:
         made = build(task, setting, model, spec, seed=0)
@@ -79,10 +70,18 @@ def check(task: Task, setting: Setting, model: str, spec: str) -> None:
         limit = longest(made) or 0
         shorter = (length for length in range(preset.length, 0, -1))
         fitting = next((x for x in shorter if task.positions(replace(preset, length=x)) <= limit), None)
-        hint = f", or a shorter length, as --preset quick:length={fitting}" if fitting else ""
+        hint = f", or a preset with length={fitting}" if fitting else ""
         raise ValueError(f"{spec} cannot be trained at {tokens} tokens: {reason}. Choose another scheme{hint}")
     if task.auto == "AutoModelForCausalLM" and not _is_causal(made):
-        raise ValueError(f"{model} reads what it should foretell, and {task.name} needs a causal model: gpt2 or llama")
+        raise ValueError(
+            f"{model} reads the tokens that it should predict, and {task.name} needs a causal model: gpt2 or llama"
+        )
+
+
+def check_all(task: Task, setting: Setting, model: str, specs: Iterable[str]) -> None:
+    """Checks several arms of one model."""
+    for spec in specs:
+        check(task, setting, model, spec)
 
 
 def _is_causal(model: PreTrainedModel) -> bool:
@@ -92,13 +91,23 @@ def _is_causal(model: PreTrainedModel) -> bool:
 
 
 def _with_length(spec: str, model: Any) -> str:
-    """A learned table is as long as the inputs it is trained on: what it never saw it cannot know."""
+    """Gives a learned table the length of the training inputs: rows beyond it would never be trained."""
     length = longest(model) or getattr(model.config, "max_position_embeddings", None)
     return re.sub(r"\blearned\b(?!:)", f"learned:length={length}", spec) if length else spec
 
 
-def settle(model: PreTrainedModel, tokenizer: Any) -> None:
-    """Makes a pretrained model fit for its tokenizer: classification needs to know what padding is."""
+def _pretrained(task: Task, setting: Setting, model: str) -> PreTrainedModel:
+    import transformers
+
+    from locant.hf import load
+
+    made: PreTrainedModel = load(model, getattr(transformers, task.auto), **task.head(setting))
+    _set_padding(made, setting.tokenizer)
+    return made
+
+
+def _set_padding(model: PreTrainedModel, tokenizer: Any) -> None:
+    """Copies the padding token of the tokenizer to a config that has none: classification needs it."""
     config: Any = model.config
     if getattr(config, "pad_token_id", None) is None and tokenizer.pad_token_id is not None:
         config.pad_token_id = tokenizer.pad_token_id
@@ -153,4 +162,4 @@ def _albert(p: Preset, positions: int, **rest: Any) -> PreTrainedConfig:
 
 
 SHAPES = {"gpt2": _gpt2, "llama": _llama, "bert": _bert, "albert": _albert}
-"""Models made from scratch, small by their config. Without dropout: a short run never sees a text twice."""
+"""Models made from scratch with a small config. They have no dropout: a short run reads no text twice."""

@@ -1,44 +1,47 @@
-"""A comparison: every scheme with every seed, in one folder, from one command that can be given again and again.
+"""A comparison: every scheme with every seed, in one folder. The same command can be repeated at any time.
 
-comparison.json    what is compared; the folder takes no other
-data/              the tokens and the tokenizer, made once for all runs
-runs/NAME/         one folder per run, see folder.py
+comparison.json    the settings; a folder with other settings is refused
+data/              tokens and tokenizer, made once for all runs
+runs/NAME/         one folder per run, see `locant.runs.run_folder`
 """
 
 from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from locant.experiments import arms
-from locant.experiments import preset as presets
-from locant.experiments.run import Run, Work, quiet, setting
-from locant.experiments.tasks import task as find_task
+from locant.experiments.presets import find_preset
+from locant.experiments.run import load_setting, quiet
+from locant.experiments.tasks import find_task
 from locant.experiments.tasks.task import Setting
+from locant.experiments.timing import TIMED_STEPS
+from locant.experiments.work import Run, Work
 from locant.runs import files, run_folder
 from locant.runs.budget import Budget
 
-TIMED_STEPS = 8
-"""Steps that are timed where the budget is in minutes."""
 FILE, DATA, RUNS = "comparison.json", "data", "runs"
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """The settings of a comparison."""
+
     work: Work
     schemes: tuple[str, ...]  # the first one is the baseline
     seeds: tuple[int, ...]
-    about: str  # what the data is, in words
+    about: str  # a description of the data
 
     def runs(self) -> list[Run]:
-        """Seed by seed: a comparison that is stopped early has whole seeds to compare."""
+        """Returns all runs, seed by seed: a comparison that is stopped early has complete seeds to compare."""
         return [Run(self.work, scheme, seed) for seed, scheme in itertools.product(self.seeds, self.schemes)]
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns the content of comparison.json."""
         return {
             "work": self.work.to_dict(),
             "schemes": list(self.schemes),
@@ -48,117 +51,133 @@ class Comparison:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Comparison:
+        """Returns the comparison of a comparison.json."""
         return cls(Work.from_dict(data["work"]), tuple(data["schemes"]), tuple(data["seeds"]), data["about"])
 
 
 def open_folder(out: Path) -> Comparison:
-    """The comparison that a folder holds."""
+    """Returns the comparison in a folder."""
     if not (out / FILE).exists():
         raise ValueError(f"{out} holds no comparison: there is no {FILE}")
     return Comparison.from_dict(files.read_json(out / FILE))
 
 
 def only(comparison: Comparison, run: Run) -> Comparison:
-    """A part of a comparison: one run."""
+    """Returns a comparison with one of its runs."""
     return replace(comparison, schemes=(run.scheme,), seeds=(run.seed,))
 
 
 def where(out: Path, run: Run) -> Path:
+    """Returns the folder of a run."""
     return out / RUNS / run.name
+
+
+def check_here(work: Work, schemes: Sequence[str], data: Path) -> None:
+    """Raises ValueError where one of the schemes cannot be trained. It builds the models in this process."""
+    quiet()
+    arms.check_all(find_task(work.task), load_setting(work, data), work.model, schemes)
 
 
 def begin(
     out: Path, *, task: str, schemes: list[str], data: str | None, model: str | None, seeds: Iterable[int],
     budget: Budget | None, preset: str, calibrate: Callable[[Work, str, Path], float], baseline: bool = True,
-    say: Callable[[str], None] = lambda stage: None,
+    check: Callable[[Work, Sequence[str], Path], None] = check_here,
+    progress: Callable[[str], None] = lambda stage: None,
 ) -> Comparison:  # fmt: skip
-    """Checks what was asked for, prepares the data, and writes down what is compared; or finds it as it was before."""
+    """Checks the settings, prepares the data and writes comparison.json; or returns the comparison that is there.
+
+    calibrate   returns the seconds of a training step, for a budget in time
+    baseline    whether the first scheme must be the baseline of the comparison that is there
+    check       raises ValueError where a scheme cannot be trained
+    progress    receives the name of each stage
+    """
     wanted = find_task(task)
-    sizes = presets.preset(preset, wanted.presets)
+    sizes = find_preset(preset, wanted.presets)
     if model is not None and model not in arms.SHAPES and Path(model).exists():
-        model = str(Path(model).absolute())  # runs may be done elsewhere
+        model = str(Path(model).absolute())  # another process or machine may have another working directory
     budget = budget or Budget(steps=sizes.steps)
-    quiet()
     work = Work(wanted.name, model or wanted.shape, data, sizes, budget.steps or TIMED_STEPS, budget.seconds)
     run_folder.check(out, FILE, DATA)
     with run_folder.held(out, wait=True):
         if (out / FILE).exists():
-            asked = Comparison(work, tuple(schemes), tuple(seeds), "")
-            return _again(out, asked, baseline=baseline)
-        say("preparing the data")
-        about = _prepare(out / DATA, work)
-        here = setting(work, out / DATA)
-        for spec in schemes:
-            arms.check(wanted, here, work.model, spec)
+            return _extend(out, Comparison(work, tuple(schemes), tuple(seeds), ""), check, baseline=baseline)
+        quiet()
+        progress("preparing the data")
+        setting, about = _prepare(out / DATA, work)
+        check(work, schemes, out / DATA)
         if budget.seconds is not None:
-            say("timing a step")
+            progress("timing a step")
             work = replace(work, steps=max(1, round(budget.seconds / calibrate(work, schemes[0], out / DATA))))
-            about = wanted.prepare(work.data, here, work.steps * work.preset.batch)
+            about = wanted.prepare(work.data, setting, work.steps * work.preset.batch)
         comparison = Comparison(work, tuple(schemes), tuple(seeds), about)
         names = [run.name for run in comparison.runs()]
         if len(set(names)) < len(names):
-            raise ValueError("two of the schemes have the same name in the file system; name fewer options of one")
+            raise ValueError("two of the schemes have the same folder name; change the options of one")
         files.write_json(out / FILE, comparison.to_dict())
     return comparison
 
 
-def _again(out: Path, wanted: Comparison, *, baseline: bool) -> Comparison:
-    """The comparison that is there already, if it is this one; more seeds and more schemes may be asked for."""
+def _extend(
+    out: Path, wanted: Comparison, check: Callable[[Work, Sequence[str], Path], None], *, baseline: bool
+) -> Comparison:
+    """Returns the comparison in the folder, with the new seeds and schemes; ValueError if other settings differ."""
     there = open_folder(out)
     new = wanted.work
     if new.seconds is not None and new.seconds == there.work.seconds:
-        new = replace(new, steps=there.work.steps)  # time was made steps then, and stays so
+        new = replace(new, steps=there.work.steps)  # a time budget is converted to steps once
     differing = [
         f"{key}: {before!r} there, {after!r} now"
-        for (key, before), after in zip(_flat(there.work), (value for _, value in _flat(new)), strict=True)
+        for (key, before), after in zip(_settings(there.work), (value for _, value in _settings(new)), strict=True)
         if before != after
     ]
     if differing:
-        raise ValueError(f"{out} holds another comparison ({'; '.join(differing)}); name a new folder with -o")
+        raise ValueError(f"{out} holds another comparison ({'; '.join(differing)}); name a new folder")
     if baseline and wanted.schemes[0] != there.schemes[0]:
         raise ValueError(
             f"{out} compares with {there.schemes[0]}, not with {wanted.schemes[0]}: the first scheme is the baseline"
         )
-    task, here = find_task(new.task), setting(new, out / DATA)
     added = [scheme for scheme in wanted.schemes if scheme not in there.schemes]
-    for spec in added:
-        arms.check(task, here, new.model, spec)
+    if added:
+        check(new, added, out / DATA)
     grown = replace(there, schemes=(*there.schemes, *added), seeds=tuple(sorted({*there.seeds, *wanted.seeds})))
     if grown != there:
         files.write_json(out / FILE, grown.to_dict())
     return grown
 
 
-def _flat(work: Work) -> list[tuple[str, Any]]:
-    """What a work says, with what its preset says."""
-    said = work.to_dict()
-    return [*((key, value) for key, value in said.items() if key != "preset"), *said["preset"].items()]
+def _settings(work: Work) -> list[tuple[str, Any]]:
+    """Returns all settings by name, those of the preset included."""
+    settings = work.to_dict()
+    return [*((key, value) for key, value in settings.items() if key != "preset"), *settings["preset"].items()]
 
 
-def _prepare(data: Path, work: Work) -> str:
-    """Tokenizer and examples; anew if a former attempt was stopped in the middle."""
-    from transformers import AutoTokenizer
-
+def _prepare(data: Path, work: Work) -> tuple[Setting, str]:
+    """Writes tokenizer and examples; from the beginning, should an earlier attempt have left a part of them."""
     task = find_task(work.task)
     shutil.rmtree(data, ignore_errors=True)
-    if work.model in arms.SHAPES:
-        tokenizer = task.tokenizer(work.data, work.preset)
-    else:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(work.model)
-        except Exception as problem:  # transformers has one for each way of not being there
-            shapes = ", ".join(arms.SHAPES)
-            raise ValueError(
-                f"--model {work.model}: no such shape ({shapes}), and no model with a tokenizer there: {problem}"
-            ) from None
+    tokenizer = task.tokenizer(work.data, work.preset) if work.model in arms.SHAPES else _pretrained_tokenizer(work)
     data.mkdir(parents=True)
-    about = task.prepare(work.data, Setting(work.preset, tokenizer, data), work.steps * work.preset.batch)
+    setting = Setting(work.preset, tokenizer, data)
+    about = task.prepare(work.data, setting, work.steps * work.preset.batch)
     tokenizer.save_pretrained(data)
-    return about
+    return setting, about
+
+
+def _pretrained_tokenizer(work: Work) -> Any:
+    from transformers import AutoTokenizer  # takes seconds
+
+    try:
+        return AutoTokenizer.from_pretrained(work.model)
+    except Exception as problem:  # transformers raises a different class for each kind of missing model
+        shapes = ", ".join(arms.SHAPES)
+        raise ValueError(
+            f"unknown model {work.model!r}: no such shape ({shapes}), and no folder or hub name of a model with a "
+            f"tokenizer: {problem}"
+        ) from None
 
 
 def pending(out: Path, comparison: Comparison) -> Iterator[Run]:
-    """Runs that are to be done: those that diverged would do so again, other failures get another chance."""
+    """Yields the runs that are left. A run that diverged would do so again; any other failed run is tried again."""
     for run in comparison.runs():
         here = where(out, run)
         state = run_folder.state(here)
@@ -172,5 +191,5 @@ def pending(out: Path, comparison: Comparison) -> Iterator[Run]:
 def _failed_for_good(here: Path) -> bool:
     try:
         return bool(files.read_json(here / run_folder.FAILED)["final"])
-    except FileNotFoundError:  # another comparer gives it another chance
+    except FileNotFoundError:  # another process is trying it again
         return False

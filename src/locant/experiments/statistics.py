@@ -1,4 +1,7 @@
-"""What seeds can show: means with intervals, and differences to a baseline, paired by seed."""
+"""Means with intervals over seeds, and differences to a baseline, paired by seed.
+
+The rule for "no difference shown" is in `difference`.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from functools import cache
 
 CONFIDENCE = 0.95
 SAME = 1e-6
-"""Part of a score below which two differences are the same: metrics are counted in single precision."""
+"""Two differences are equal if they differ by less than this part of the score: metrics have single precision."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval: Student's t over seeds. With one seed there is no interval.
+    """A mean with its 95 % interval, Student's t over seeds. With one seed there is no interval.
 
-    Where one of the scores is no number (a test loss that ran away), neither is their mean: leaving it out would make
-    a scheme look better than it is.
+    If one score is not finite (a diverged test loss), the mean is NaN: without that score the scheme would appear
+    better than it is.
     """
 
     mean: float
@@ -28,13 +31,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """A scheme minus the baseline over the seeds both have, and what may be said of it."""
+    """A scheme minus the baseline over the seeds that both have, and the conclusion."""
 
     estimate: Estimate
     verdict: str  # better, worse, no difference shown, no spread between seeds, one seed, no seed in common, no number
 
 
 def estimate(values: list[float]) -> Estimate:
+    """Returns the mean of one score per seed, with its interval."""
     if not values:
         return Estimate(math.nan, None, None, 0)
     if not all(map(math.isfinite, values)):
@@ -49,14 +53,17 @@ def estimate(values: list[float]) -> Estimate:
 
 @cache
 def _quantile(degrees: int) -> float:
-    """Of Student's t. A page needs the same few for thousands of points, and scipy takes half a millisecond for one."""
+    """Quantile of Student's t, cached: a page needs few for thousands of points, and scipy takes 0.5 ms each."""
     from scipy import stats
 
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees))
 
 
 def difference(scheme: Mapping[int, float], baseline: Mapping[int, float], *, higher_is_better: bool) -> Difference:
-    """Scores by seed. The same seed has the same data and the same weights in both: pairs differ less than runs do."""
+    """Returns the difference of scores by seed.
+
+    The same seed has the same data and the same initial weights in both, so paired differences vary less than scores.
+    """
     shared = sorted(scheme.keys() & baseline.keys())
     gaps = [scheme[seed] - baseline[seed] for seed in shared]
     found = estimate(gaps)
@@ -67,7 +74,7 @@ def difference(scheme: Mapping[int, float], baseline: Mapping[int, float], *, hi
     if found.low is None or found.high is None:
         return Difference(found, "one seed")
     same = SAME * max(abs(score) for seed in shared for score in (scheme[seed], baseline[seed]))
-    if max(gaps) - min(gaps) <= same < abs(found.mean):  # scores that come in steps can agree by chance
+    if max(gaps) - min(gaps) <= same < abs(found.mean):  # discrete scores can agree by chance
         return Difference(found, "no spread between seeds")
     if found.low <= 0 <= found.high or abs(found.mean) <= same:
         return Difference(found, "no difference shown")

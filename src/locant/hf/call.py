@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,13 +20,17 @@ UNKNOWN = -1
 """`Positions.past` in compiled code, where the number of cached keys is not a Python integer."""
 
 
+AttentionFunction = Callable[..., tuple[Tensor, "Tensor | None"]]
+"""An attention of transformers: (module, query, key, value, mask, …) -> output [B, Lq, H, D] and weights."""
+
+
 class Positions(NamedTuple):
     """The positions of the tokens of one forward pass. Without q and k they are past, past + 1, …"""
 
     q: Tensor | None  # [B or 1, Lq]
     k: Tensor | None  # [B or 1, Lk]: cached keys, then q
     past: int = 0
-    weights: bool = False  # the caller wants the attention weights; not every model passes that on
+    weights: bool = False  # the caller requests the attention weights; not every model passes that on
 
     def of_queries(self, length: int, device: torch.device) -> Tensor:
         """Returns the positions of the queries, [B or 1, length]."""
@@ -50,14 +54,20 @@ class AttentionCall:
     position_bias: Tensor | None
     weights_wanted: bool
     others: Mapping[str, Any]  # all other keyword arguments of transformers: softcap, s_aux, …
+    transformers_attention: AttentionFunction  # computes the call where locant adds nothing to it
     position_factor: int = 1
     """Attention sees every position multiplied by this. Only a probe of a swap sets it."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the model is not swapped."""
+        return self.scheme is None and self.positions is None
 
     @property
     def is_plain(self) -> bool:
         """Whether positions play no part, so that transformers' own attention computes the same.
 
-        NoPE is plain attention, except for packed sequences: positions tell them apart.
+        NoPE is plain attention, except for packed sequences, which only positions separate.
         """
         if self.scheme is None:
             return True

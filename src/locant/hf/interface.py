@@ -3,10 +3,15 @@
 `attention` is registered in transformers' AttentionInterface. It attends with the scheme that sits on the attention
 module as its submodule `locant`, at the positions that `following` sends as a keyword argument. Observers
 (`listening`) run before and after every call.
+
+`observed` makes an attention implementation of transformers with observers, for models that are not swapped. It
+computes what the original implementation does, to the last bit.
 """
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from locant.attention import attend
-from locant.hf.call import AttentionCall, Positions
+from locant.hf.call import AttentionCall, AttentionFunction, Positions
 from locant.hf.listening import observers
 from locant.schemes import Scheme
 
@@ -37,6 +42,39 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+def is_ours(implementation: str | None) -> bool:
+    """Whether an attention implementation, by its name, goes through the seam."""
+    return implementation is not None and implementation.partition(":")[0] == NAME
+
+
+def observed(implementation: str) -> str:
+    """Returns the name of an attention implementation that computes what another one does, with observers."""
+    if is_ours(implementation):
+        return implementation
+    name = f"{NAME}:{implementation}"
+    AttentionInterface.register(name, partial(_observed_attention, implementation))
+    masks = AttentionMaskInterface()
+    if implementation in masks:  # without a mask function transformers makes no masks, and so it is with ours
+        AttentionMaskInterface.register(name, masks[implementation])
+    return name
+
+
+def _observed_attention(implementation: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    kwargs["transformers_attention"] = _own_attention(implementation, module)
+    return attention(module, *args, **kwargs)
+
+
+def _own_attention(implementation: str, module: nn.Module) -> AttentionFunction:
+    """The function that an attention module calls by itself: "eager" is another one in each file of models."""
+    for cls in type(module).__mro__:
+        names = vars(sys.modules[cls.__module__])
+        if "eager_attention_forward" in names:
+            functions = names.get("ALL_ATTENTION_FUNCTIONS", AttentionInterface())
+            found: AttentionFunction = functions.get(implementation, names["eager_attention_forward"])
+            return found
+    return AttentionInterface().get(implementation, sdpa_attention_forward)  # type: ignore[no-any-return]
+
+
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -47,6 +85,7 @@ def attention(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
+    transformers_attention: AttentionFunction = sdpa_attention_forward,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes one attention for transformers: the output [B, Lq, H, D], and the weights if they are wanted."""
@@ -60,19 +99,19 @@ def attention(
         mask=attention_mask if scheme is None else _bool_mask(attention_mask),
         scheme=scheme,
         positions=positions,
-        is_causal=bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal,
+        is_causal=bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal,
         scale=scaling,
         dropout=dropout,
         position_bias=position_bias,
         weights_wanted=bool(kwargs.get("output_attentions")) or (positions is not None and positions.weights),
         others=kwargs,
+        transformers_attention=transformers_attention,
     )
-    listening = observers()
-    for observer in listening:
-        if observer.before is not None:
-            call = observer.before(call) or call
+    present = observers()
+    for observer in present:
+        call = observer.changed(call)
     out, weights = _compute(call)
-    for observer in listening:
+    for observer in present:
         if observer.after is not None:
             observer.after(call, out)
     return out, weights
@@ -90,16 +129,17 @@ def _bool_mask(mask: Tensor | None) -> Tensor | None:
 
 
 def _compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    if call.is_plain and not call.weights_wanted:
-        return sdpa_attention_forward(
-            call.module, call.query, call.key, call.value, call.mask, dropout=call.dropout, scaling=call.scale,
-            is_causal=call.is_causal, position_bias=call.position_bias if call.scheme is None else None, **call.others,
-        )  # fmt: skip
-    for name in ("softcap", "s_aux"):
+    for name in () if call.is_native else ("softcap", "s_aux"):
         if call.others.get(name) is not None:
             raise NotImplementedError(
                 f"{type(call.module).__name__} uses {name}, which locant cannot combine with a scheme yet"
             )
+    if call.is_native or (call.is_plain and not call.weights_wanted):
+        bias = {} if call.position_bias is None or call.scheme is not None else {"position_bias": call.position_bias}
+        return call.transformers_attention(
+            call.module, call.query, call.key, call.value, call.mask, dropout=call.dropout, scaling=call.scale,
+            is_causal=call.is_causal, **bias, **call.others,
+        )  # fmt: skip
     weights: Tensor | None = None
     if call.weights_wanted:
         out, weights = attend(**call.arguments(), dropout=call.dropout, need_weights=True)

@@ -39,6 +39,7 @@ def load(path: Path | str, tokenizer: Path | str) -> tuple[LlamaForCausalLM, Any
 
 
 def load_model(path: Path) -> LlamaForCausalLM:
+    """Returns the model in a file of llama2.c, in eval mode."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     data = _read(path)

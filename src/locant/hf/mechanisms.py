@@ -48,12 +48,20 @@ class Read:
 
 
 class Mechanism(Protocol):
+    """One way in which positions enter a stack."""
+
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """The word for it in `Native.kind`: absolute, rotary, bias, …"""
+        ...
 
-    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]: ...
+    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
+        """Removes the native positions (unless `keep`), adds `embed`, and returns what was replaced."""
+        ...
 
-    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read: ...
+    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+        """Returns the native positions as schemes, one per attention module."""
+        ...
 
     def width(self, stack: nn.Module) -> int:
         """Returns the size of the vectors that are added to the token embeddings."""
@@ -96,10 +104,11 @@ class Table:
     kind: str = "absolute"
 
     def first(self, stack: nn.Module) -> int:
-        """The row of the first token."""
+        """Returns the row of the first token."""
         return 0
 
     def table(self, stack: nn.Module) -> Tensor:
+        """Returns the whole table, unused rows included."""
         weight = stack.get_submodule(self.path).weight
         assert isinstance(weight, Tensor)
         return weight
@@ -207,6 +216,7 @@ class Patches:
     kind: str = "absolute"
 
     def table(self, stack: nn.Module) -> nn.Parameter:
+        """Returns the table, [1, patches + 1, width]."""
         parent, name = _find(stack, self.path)
         table = parent._parameters[name]
         assert table is not None

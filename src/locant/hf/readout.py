@@ -12,7 +12,6 @@ from locant.hf.families import family_of
 from locant.hf.mechanisms import Read
 from locant.hf.plan import current_schemes, plan_of
 from locant.hf.probing import find_attentions
-from locant.schemes import T5, Learned, Rope
 
 
 @dataclass(frozen=True)
@@ -26,20 +25,22 @@ class Native:
     def table(self) -> Tensor | None:
         """The absolute positions [length, width], if there is a table."""
         embed = self.stacks[0].embed
-        return embed.table.detach() if isinstance(embed, Learned) else None
+        table = None if embed is None else embed.position_table
+        return None if table is None else table.detach()
 
     @property
     def bias(self) -> list[Tensor] | None:
         """The biases [heads, buckets] of each layer, if they are T5's."""
         layers = [scheme for stack in self.stacks for scheme in stack.layers or []]
-        tables = [scheme.table.detach() for scheme in layers if isinstance(scheme, T5)]
+        tables = [table.detach() for scheme in layers if (table := scheme.bucket_table) is not None]
         return tables if tables and len(tables) == len(layers) else None
 
     @property
     def rotary(self) -> list[str] | None:
         """The rotary settings of each layer as spec strings, if positions are rotary."""
         layers = [scheme for stack in self.stacks for scheme in stack.layers or []]
-        return [str(scheme) for scheme in layers] if layers and all(isinstance(s, Rope) for s in layers) else None
+        rotary = layers and all(scheme.rotates and not scheme.has_terms for scheme in layers)
+        return [str(scheme) for scheme in layers] if rotary else None
 
     def __str__(self) -> str:
         def spell(read: Read) -> str:

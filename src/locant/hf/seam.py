@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from locant.hf import interface
 from locant.hf.families import Family, family_of
-from locant.hf.plan import plan_of
 
 
 def configs(model: PreTrainedModel) -> list[Any]:
@@ -30,16 +29,36 @@ def use_attention(model: PreTrainedModel, family: Family, implementation: str) -
 
 @contextmanager
 def through_seam(model: PreTrainedModel) -> Iterator[None]:
-    """Runs a model's attention through the seam for as long as the block lasts, with the positions it has.
+    """Runs a model's own attention through the seam for as long as the block lasts; its outputs stay the same.
 
-    The attention of a swapped model goes there already.
+    The attention of a swapped model goes there already, and so it is in a block inside another one.
     """
-    if plan_of(model) is not None:
+    base: Any = model.base_model
+    if interface.is_ours(base.config._attn_implementation):
         yield
         return
-    family, implementation = family_of(model), model.config._attn_implementation
-    use_attention(model, family, interface.NAME)
+    family = family_of(model)
+    before = [(config, config._attn_implementation) for config in _every_config(model)]
     try:
+        use_attention(model, family, interface.NAME)
+        for config, implementation in before:  # parts of a model may have different implementations
+            if config._attn_implementation == interface.NAME:
+                config._attn_implementation_internal = interface.observed(implementation or "eager")
         yield
     finally:
-        use_attention(model, family, implementation)
+        if family.seam is not None:
+            family.seam.close(base)
+        for config, implementation in before:
+            config._attn_implementation_internal = implementation
+
+
+def _every_config(model: PreTrainedModel) -> list[Any]:
+    """The configs of a model and of all its parts, each once."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    while waiting:
+        config = waiting.pop()
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            waiting += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return list(found.values())

@@ -1,4 +1,4 @@
-"""What an adaptation did to the heads in which position matters most, as a picture."""
+"""The effect of an adaptation on the heads in which position matters most, as an image."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ STATES = {
     "fitted": ("#d55e00", 1.4, "-"),
     "adapted": ("#0072b2", 1.4, "--"),
 }
-"""Colour, width and dash of each."""
+"""Colour, line width and line style of each state."""
 
 
-def draw(done: Adapted, path: Path) -> None:
-    """Mean logit by offset, one panel for each head that changed most when positions were taken away."""
+def draw_adaptation(done: Adapted, path: Path) -> None:
+    """Writes an image: mean logit by offset, one panel for each of the SHOWN heads that need positions most."""
     import matplotlib
 
     matplotlib.use("Agg")

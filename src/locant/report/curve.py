@@ -1,4 +1,4 @@
-"""Curves over the offset, as a picture file and as a small plot in the terminal."""
+"""Curves over the offset, as an image file, a csv file and a small plot in the terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from locant.analysis.curve import Curve
 
 
-def draw(curves: list[Curve], path: Path) -> None:
-    """One panel per curve, one line per head from dark (first) to light (last)."""
+def draw_curves(curves: list[Curve], path: Path) -> None:
+    """Writes an image: one panel per curve, one line per head, from dark (first) to light (last)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -39,7 +39,8 @@ def draw(curves: list[Curve], path: Path) -> None:
     plt.close(figure)
 
 
-def write_csv(curves: list[Curve], path: Path) -> None:
+def write_curves(curves: list[Curve], path: Path) -> None:
+    """Writes a csv file: one row per curve, head and offset."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=["scheme", "field", "head", "r", "value"])
         writer.writeheader()
@@ -47,8 +48,8 @@ def write_csv(curves: list[Curve], path: Path) -> None:
             writer.writerows(curve.rows())
 
 
-def in_terminal(curve: Curve, *, width: int = 76, height: int = 12) -> str:
-    """A plot in characters; at most four heads, or it cannot be read."""
+def plot_curve(curve: Curve, *, width: int = 76, height: int = 12) -> str:
+    """Returns a plot in characters, of at most four heads: more could not be told apart."""
     import plotext
 
     heads = len(curve.values)

@@ -1,14 +1,10 @@
-"""Figures as data: what a page draws and a csv holds. A value that is None or not finite is a gap."""
+"""Figures as data, the input of a page and of its csv files. A value that is None or not finite is a gap."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 Number = float | None
 Label = str | float
@@ -17,10 +13,10 @@ Cell = str | float | None
 
 @dataclass(frozen=True)
 class Series:
-    """One line; `low` and `high` are the edges of a shaded interval, `group` is its model where two are compared.
+    """One line. `low` and `high` are the edges of a shaded interval; `group` names its model where there are two.
 
-    `colour` is the number of its colour, for what has the same one in every figure; by default its place in this one.
-    `thin` is for parts that are drawn beside their whole.
+    `colour` is an index into the colours of the page; a series that has one keeps it in every figure. The default is
+    the index of the series in its figure. `thin` is for the parts of a sum, drawn beside the sum.
     """
 
     name: str
@@ -38,14 +34,14 @@ class Series:
             raise ValueError(f"series {self.name!r} has only one of low and high: give both or neither")
         for what, values in (("y", self.y), ("low", self.low), ("high", self.high)):
             if values is not None and len(values) != len(self.x):
-                raise ValueError(f"series {self.name!r} has {len(self.x)} x but {len(values)} {what}: one per x")
+                raise ValueError(f"series {self.name!r} has {len(self.x)} x but {len(values)} {what}: give one per x")
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines over one axis; `marks` are places on it with a word each, such as the length it was trained at.
+    """Lines over one x axis. `marks` are labelled places on that axis, such as the trained length.
 
-    `whiskers` draws intervals as a bar at each point, for lines of few points whose bands would cover each other.
+    `whiskers` draws each interval as a bar at its point. It suits lines of few points, whose bands would overlap.
     """
 
     title: str
@@ -61,7 +57,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Heat:
-    """A matrix as colours, `values[row][column]`; `diverging` is for values whose sign matters: 0 is the middle."""
+    """A matrix as colours, `values[row][column]`. `diverging` is for signed values: 0 gets the middle colour."""
 
     title: str
     note: str
@@ -83,7 +79,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Small:
-    """Small multiples: one panel per head, say, `columns` of them side by side where there is room."""
+    """Small multiples, for example one panel per head; at most `columns` panels side by side."""
 
     title: str
     note: str
@@ -92,7 +88,7 @@ class Small:
 
     def __post_init__(self) -> None:
         if self.columns < 1:
-            raise ValueError(f"figure {self.title!r} has {self.columns} columns: at least 1")
+            raise ValueError(f"figure {self.title!r} has {self.columns} columns: give at least 1")
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Interval:
-    """One row of `Intervals`: a mean, its interval where there is one, what it is the mean of, and a word about it."""
+    """One row of `Intervals`: a mean, its interval if there is one, the values it is the mean of, and a comment."""
 
     name: str
     mean: Number
@@ -129,7 +125,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Means with intervals under each other, along one axis with 0 on it: what matters is which of them reach 0."""
+    """Means with intervals, one below the other, along one axis that includes 0: the reader sees which contain 0."""
 
     title: str
     note: str
@@ -138,98 +134,36 @@ class Intervals:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The same figure of two models next to each other; None where a model does not have it."""
+class SideBySide:
+    """The same figure of two models next to each other; None for a model that does not have it."""
 
     title: str
     note: str
     left_name: str
     right_name: str
-    left: Lines | Heat | Small | Grid | Intervals | None
-    right: Lines | Heat | Small | Grid | Intervals | None
+    left: OneModel | None
+    right: OneModel | None
 
 
-Figure = Lines | Heat | Small | Grid | Intervals | Pair
+OneModel = Lines | Heat | Small | Grid | Intervals
+Figure = OneModel | SideBySide
 
 
 def number(value: Number) -> Number:
-    """The value, or None for a gap."""
+    """Returns the value, or None for a gap."""
     if value is None or isinstance(value, int):
         return value
     value = float(value)
     return value if math.isfinite(value) else None
 
 
+def shortened(value: Number, digits: int = 5) -> Number:
+    """Returns the value with `digits` significant digits, or None for a gap."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
+
+
 def label(value: Label) -> str:
+    """Returns a row or column label as text; whole numbers have no decimal point."""
     if isinstance(value, str):
         return value
     return str(int(value)) if float(value).is_integer() else repr(float(value))
-
-
-def records(figure: Figure) -> list[dict[str, Cell]]:
-    """The figure's numbers in long format, one dict per point, cell or row of the table. page.js does the same."""
-    if isinstance(figure, Lines):
-        return [record for series in figure.series for record in _points(series)]
-    if isinstance(figure, Heat):
-        return [
-            {"row": label(row), "column": label(column), "value": number(value)}
-            for row, values in zip(figure.rows, figure.values, strict=True)
-            for column, value in zip(figure.columns, values, strict=True)
-        ]
-    if isinstance(figure, Small):
-        return [{"panel": panel.title, **record} for panel in figure.panels for record in records(panel)]
-    if isinstance(figure, Grid):
-        return [
-            {
-                name: cell if isinstance(cell, str) else number(cell)
-                for name, cell in zip(figure.header, row, strict=True)
-            }
-            for row in figure.rows
-        ]
-    if isinstance(figure, Intervals):
-        return [
-            {
-                "name": row.name,
-                "mean": number(row.mean),
-                "low": number(row.low),
-                "high": number(row.high),
-                "points": " ".join(map(repr, row.points)),
-                "word": row.word,
-            }
-            for row in figure.rows
-        ]
-    sides = ((figure.left_name, figure.left), (figure.right_name, figure.right))
-    return [{"model": name, **record} for name, side in sides if side is not None for record in records(side)]
-
-
-def _points(series: Series) -> list[dict[str, Cell]]:
-    columns: dict[str, Sequence[Number]] = {"x": series.x, "y": series.y}
-    if series.low is not None and series.high is not None:
-        columns |= {"low": series.low, "high": series.high}
-    named: Mapping[str, Cell] = {"series": series.name, **({"model": series.group} if series.group else {})}
-    return [{**named, **{name: number(values[at]) for name, values in columns.items()}} for at in range(len(series.x))]
-
-
-def write_csv(figure: Figure, path: Path) -> None:
-    """`records` as a file; gaps are empty."""
-    rows = records(figure)
-    names = dict.fromkeys(name for row in rows for name in row)
-    if isinstance(figure, Grid):
-        names = dict.fromkeys(figure.header)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=list(names), restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    replace_file(path, text.getvalue())
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Writes a file in one move: who opens it meanwhile has the old one or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", newline="", encoding="utf-8") as file:
-            file.write(text)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

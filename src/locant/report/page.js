@@ -1,12 +1,12 @@
 "use strict";
-// Draws the figures of the page. The numbers stand in the element #figures, as JSON; null is a gap.
+// Draws the figures of the page. Their numbers are JSON in the element #figures; null is a gap.
 (() => {
   const SPACE = "http://www.w3.org/2000/svg";
   const FIGURES = JSON.parse(document.getElementById("figures").textContent);
   const VIRIDIS = ["440154", "482475", "414487", "355f8d", "2a788e", "21918c", "22a884", "44bf70", "7ad151", "bddf26", "fde725"];
   const BLUE_RED = ["053061", "2166ac", "4393c3", "92c5de", "d1e5f0", "f7f7f5", "fddbc7", "f4a582", "d6604d", "b2182b", "67001f"];
   const BLUE_RED_DARK = ["b4c6ff", "84b4ea", "5493bd", "356b8c", "26465a", "20252a", "4f2a1e", "7d4030", "ab6150", "d68a7b", "ffb9ae"];
-  const DASHES = [["", "6 4"], ["1 4.2", "7 4 1 4"]]; // by model, then solid or dashed
+  const DASHES = [["", "6 4"], ["1 4.2", "7 4 1 4"]]; // [model][dashed]
 
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 600px)");
@@ -31,7 +31,7 @@
     return element;
   }
 
-  const signed = (text) => text.replace(/-(?=[\d.])/g, "−"); // the sign of a number, not the hyphen of a word
+  const signed = (text) => text.replace(/-(?=[\d.])/g, "−"); // replaces the sign of a number, not the hyphen of a word
 
   function show(value) {
     if (value === null || value === undefined) return "no value";
@@ -53,13 +53,13 @@
   const heatStops = (diverging) => (diverging ? (isDark() ? BLUE_RED_DARK : BLUE_RED) : VIRIDIS);
 
   // Colour and dash of each series: colour by name and dash by model, or colour by model if there is only one name.
-  function looks(series) {
+  function styles(series) {
     const unique = (values) => [...new Set(values)];
     const groups = unique(series.map((s) => s.group).filter(Boolean));
     const grouped = series.filter((s) => s.group);
     const byGroup = groups.length > 1 && unique(grouped.map((s) => s.name)).length === 1;
     const key = (s) => (byGroup && s.group ? "\u0000" + s.group : s.name);
-    // the two models come first, so that they have the same two colours in every figure
+    // The two models come first, so they have the same two colours in every figure.
     const keys = unique([...(byGroup ? grouped : []), ...series].map(key));
     return series.map((s) => {
       const at = keys.indexOf(key(s));
@@ -105,7 +105,7 @@
     return log ? logTicks(low, high, count, values) : linearTicks(low, high, count, values);
   }
 
-  // As many ticks as there is room for, when a label takes `needed(text)` pixels.
+  // Returns as many ticks as fit when a label needs `needed(text)` pixels.
   function fitting(domain, log, length, needed, values) {
     const most = Math.max(2, Math.floor(length / 12));
     let few = [];
@@ -150,20 +150,20 @@
 
   const widthOf = (text, size) => text.length * size * 0.57;
 
-  // ---- what panels on one scale share
+  // ---- scales that panels share
 
-  // Panels that are drawn on the same scale, unless the reader asks for own scales.
+  // Panels share one scale until the reader chooses own scales.
   class Scales {
     constructor(figures) { this.figures = figures; this.own = false; this.hidden = new Set(); this.known = new Map(); }
 
-    // Kept until something is hidden or shown, or the scales change.
+    // Caches the result of `work` until a line is hidden or shown, or the scales change.
     once(figure, work) {
       const key = this.own ? figure : [figure.kind, figure.log_x, figure.log_y, figure.diverging].join();
       if (!this.known.has(key)) this.known.set(key, work());
       return this.known.get(key);
     }
 
-    // Lines are hidden one by one, or all of a name, or all of a model.
+    // The legend hides single lines, all lines of a name, or all lines of a model.
     hides(s) { return ["line " + fullName(s), "name " + s.name, "model " + s.group].some((what) => this.hidden.has(what)); }
 
     toggle(name) { if (!this.hidden.delete(name)) this.hidden.add(name); this.known.clear(); }
@@ -189,8 +189,8 @@
       return { x: widened(x, figure.log_x, 0.015), y: widened(y, figure.log_y, 0.06) };
     }
 
-    // From the least to the greatest value, but a few that stand far out share the last colour: the first query of a
-    // causal model has nothing to look at but itself, and its weight of 1 would leave the rest in the dark.
+    // The colours span the lowest to the highest value, but a few outliers share the last colour: the first query of
+    // a causal model can only attend to itself, and its weight of 1 would make all other cells dark.
     colourRange(figure) {
       const values = this.like(figure).flatMap((f) => f.values.flat()).filter((v) => !blank(v));
       if (!values.length) return { low: 0, high: 1, beyond: false };
@@ -205,12 +205,12 @@
     }
   }
 
-  // ---- one drawn plot: a stage, its figure, how large
+  // ---- one plot: a figure on its stage
 
   class Plot {
     constructor(stage, figure, scales, small) {
       Object.assign(this, { stage, figure, scales, small, drawn: false, at: null });
-      // small multiples on one scale write their ticks at the left and at the bottom only
+      // Small multiples on one scale have tick labels on the left and bottom edges only.
       this.edges = { left: true, bottom: true };
       stage.setAttribute("tabindex", "0");
       stage.setAttribute("role", "img");
@@ -291,7 +291,7 @@
         const before = at + 6 + widthOf(text, size) > area.right;
         if (!small) axes.append(svg("text", { x: at + (before ? -5 : 5), y: area.top + 9, "text-anchor": before ? "end" : "start", class: "mark" }, text));
       }
-      const style = looks(figure.series);
+      const style = styles(figure.series);
       this.groups = figure.series.map((series, index) => {
         const group = svg("g", { class: "series", "data-series": fullName(series) });
         if (!this.scales.hides(series)) this.drawSeries(group, series, style[index]);
@@ -315,7 +315,8 @@
         else bands.push((band = [[px, low, high]]));
       }
       const n = (v) => v.toFixed(2);
-      const aside = Math.min(5, 30 / this.figure.series.length) * (this.figure.series.indexOf(series) - (this.figure.series.length - 1) / 2); // so that none hides another
+      // Whiskers of different series are moved apart, so that none covers another.
+      const aside = Math.min(5, 30 / this.figure.series.length) * (this.figure.series.indexOf(series) - (this.figure.series.length - 1) / 2);
       if (this.figure.whiskers) for (const [px, low, high] of bands.splice(0).flat()) {
         const at = Math.min(Math.max(px + aside, this.area.left + 3), this.area.right - 3);
         group.append(svg("path", { class: "line whisker", d: `M${n(at - 2.5)} ${n(low)}h5M${n(at)} ${n(low)}V${n(high)}m-2.5 0h5`, style: `stroke:${colour}` }));
@@ -378,7 +379,7 @@
         for (let i = 0; i < series.x.length; i++) {
           const x = this.x(series.x[i]), y = this.y(series.y[i]);
           if (x === null || y === null) continue;
-          const far = 4 * Math.abs(x - px) + Math.abs(y - py); // the x under the pointer first, then the line
+          const far = 4 * Math.abs(x - px) + Math.abs(y - py); // the x under the pointer counts most, then the line
           if (!best || far < best.far) best = { s, i, far };
         }
       });
@@ -396,7 +397,7 @@
       this.at = hit;
       if (this.figure.kind === "Lines") this.showPoint(hit);
       else this.showCell(hit);
-      place(clientX, clientY);
+      placeTip(clientX, clientY);
     }
 
     showPoint({ s, i }) {
@@ -446,7 +447,7 @@
       this.root.classList.remove("lit");
     }
 
-    // Brings out the lines that `chosen` says yes to; none brings all of them back.
+    // Highlights the lines for which `chosen` returns true; null ends the highlight.
     light(chosen) {
       if (!this.drawn || this.figure.kind !== "Lines") return;
       this.groups.forEach((group, i) => group.classList.toggle("on", chosen !== null && chosen(this.figure.series[i])));
@@ -459,7 +460,7 @@
       else if (moves[event.key]) { this.step(...moves[event.key]); event.preventDefault(); }
     }
 
-    // One x or column sideways; one series or row up or down.
+    // Moves one x or column sideways, one series or row up or down.
     step(sideways, down) {
       if (!this.drawn) this.draw();
       if (!this.drawn) return;
@@ -483,8 +484,8 @@
     }
   }
 
-  function place(clientX, clientY) {
-    const home = large.open ? large : document.body; // a modal dialog covers what is outside it
+  function placeTip(clientX, clientY) {
+    const home = large.open ? large : document.body; // a modal dialog covers everything outside it
     if (tip.parentNode !== home) home.append(tip);
     tip.hidden = false;
     const { width, height } = tip.getBoundingClientRect();
@@ -495,7 +496,7 @@
 
   // ---- heat maps
 
-  // One picture of the matrix; whole pixels per cell, so that it stays sharp when printed.
+  // Returns the matrix as one image with whole pixels per cell, so it stays sharp when printed.
   function picture(figure, { low, high }, wide, tall) {
     const rows = figure.rows.length, columns = figure.columns.length;
     const times = (size, count) => Math.max(1, Math.min(16, Math.ceil((1.5 * size) / count)));
@@ -524,7 +525,7 @@
     return svg("path", { class: "hatched", d: lines.join("") });
   }
 
-  // Which labels to write so that they do not touch; 0 is among them if it is there.
+  // Returns the indices of labels that fit without touching; if there is a label 0, it is one of them.
   function thinned(labels, size, needed) {
     const every = [1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 256, 512, 1024].find((k) => k * size >= needed) || labels.length;
     const from = Math.max(labels.indexOf("0"), 0) % every;
@@ -556,7 +557,7 @@
 
   // ---- placing figures on the page
 
-  const redraws = new Set(); // what to do when colours change
+  const redraws = new Set(); // called when the colours change
   const watcher = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) {
       watcher.unobserve(entry.target);
@@ -573,7 +574,7 @@
 
   function heightOf(figure, width) {
     if (figure.kind === "Lines") return narrow.matches ? 240 : 320;
-    const rows = figure.rows.length, columns = figure.columns.length;
+    const rows = figure.rows.length;
     const left = Math.min(Math.max(0, ...figure.rows.map((r) => widthOf(r, 11))) + 10, width * 0.36);
     if (isSquare(figure)) return Math.min(width, 560 + left) - left - 8 + 22;
     return Math.min(Math.max(rows * (rows > 40 ? 6 : 20), Math.min(90, 30 * rows)), 560, Math.max(width * 1.4, 200)) + 22;
@@ -611,14 +612,14 @@
   function putSmall(box, figure, scales) {
     const list = [];
     const key = colourKey(figure.panels, scales);
-    const redraw = () => { layout(); key.draw(); again(list); };
+    const grid = html("div", { class: "panels" });
+    const redraw = () => { arrange(box, grid, list, figure, scales); key.draw(); again(list); };
     const named = new Map();
     for (const panel of figure.panels) for (const s of panel.series || []) if (!named.has(fullName(s))) named.set(fullName(s), s);
     if (named.size > 1) box.append(...legend([...named.values()], scales, () => list, redraw));
     const first = figure.panels[0];
     const same = first && figure.panels.every((p) => p.x_label === first.x_label && p.y_label === first.y_label);
     if (same) box.append(html("div", { class: "axis y" }, first.y_label));
-    const grid = html("div", { class: "panels" });
     for (const panel of figure.panels) {
       const stage = html("div", { class: "stage" });
       const plot = new Plot(stage, panel, scales, true);
@@ -631,36 +632,6 @@
     box.append(grid);
     if (same) box.append(html("div", { class: "axis x" }, first.x_label));
     if (figure.panels.some((p) => p.kind === "Heat")) box.append(key.key);
-
-    function gutter() {
-      let widest = 16;
-      for (const panel of figure.panels) {
-        const labels = panel.kind === "Heat" ? panel.rows : fitting(scales.lines(panel).y, panel.log_y, 60, () => 17).map((t) => t.text);
-        for (const text of labels) widest = Math.max(widest, Math.min(widthOf(text, 10), 34));
-        if (!scales.own) break;
-      }
-      return widest + 7;
-    }
-
-    function layout() {
-      const total = box.clientWidth;
-      if (!total) return;
-      const left = gutter(), own = scales.own;
-      const between = own ? left + 8 : 12;
-      const fits = (n) => (total - left - (n - 1) * between) / n;
-      let columns = Math.min(figure.columns, Math.max(figure.panels.length, 1));
-      // fewer columns where it is narrow, but so that rows still line up
-      const divisors = Array.from({ length: columns }, (_, i) => columns - i).filter((n) => figure.columns % n === 0 || columns < figure.columns);
-      columns = divisors.find((n) => fits(n) >= (own ? 56 : 66)) || 1;
-      const width = Math.min(fits(columns), 420);
-      grid.style.cssText = `grid-template-columns:repeat(${columns}, ${width}px);gap:${own ? 26 : 12}px ${between}px;padding:0 0 18px ${left}px`;
-      list.forEach((plot, i) => {
-        const share = isSquare(plot.figure) ? 1 : plot.figure.kind === "Heat" ? 0.75 : columns === 1 ? 0.5 : 0.66;
-        plot.stage.style.height = Math.round(width * share) + "px";
-        plot.edges = { left: own || i % columns === 0, bottom: own || i + columns >= list.length };
-      });
-    }
-
     let before = 0;
     box.resized = () => { if (box.clientWidth !== before) { before = box.clientWidth; redraw(); } };
     box.resized();
@@ -670,9 +641,40 @@
     return { redraw, plots: list };
   }
 
-  // What the legend lists: lines; or names, then models, where two models have several lines each.
-  function entries(series) {
-    const style = looks(series);
+  // Sets the number and size of the columns of small panels.
+  function arrange(box, grid, list, figure, scales) {
+    const total = box.clientWidth;
+    if (!total) return;
+    const left = gutter(figure, scales), own = scales.own;
+    const between = own ? left + 8 : 12;
+    const fits = (n) => (total - left - (n - 1) * between) / n;
+    let columns = Math.min(figure.columns, Math.max(figure.panels.length, 1));
+    // A narrow page has fewer columns, but a number that divides the rows evenly.
+    const divisors = Array.from({ length: columns }, (_, i) => columns - i).filter((n) => figure.columns % n === 0 || columns < figure.columns);
+    columns = divisors.find((n) => fits(n) >= (own ? 56 : 66)) || 1;
+    const width = Math.min(fits(columns), 420);
+    grid.style.cssText = `grid-template-columns:repeat(${columns}, ${width}px);gap:${own ? 26 : 12}px ${between}px;padding:0 0 18px ${left}px`;
+    list.forEach((plot, i) => {
+      const share = isSquare(plot.figure) ? 1 : plot.figure.kind === "Heat" ? 0.75 : columns === 1 ? 0.5 : 0.66;
+      plot.stage.style.height = Math.round(width * share) + "px";
+      plot.edges = { left: own || i % columns === 0, bottom: own || i + columns >= list.length };
+    });
+  }
+
+  // Returns the room that the y labels of small panels need.
+  function gutter(figure, scales) {
+    let widest = 16;
+    for (const panel of figure.panels) {
+      const labels = panel.kind === "Heat" ? panel.rows : fitting(scales.lines(panel).y, panel.log_y, 60, () => 17).map((t) => t.text);
+      for (const text of labels) widest = Math.max(widest, Math.min(widthOf(text, 10), 34));
+      if (!scales.own) break;
+    }
+    return widest + 7;
+  }
+
+  // The entries of a legend: lines; or models, then names, if two models have several lines each.
+  function legendEntries(series) {
+    const style = styles(series);
     const models = [...new Set(series.map((s) => s.group).filter(Boolean))];
     const several = new Set(series.filter((s) => s.group).map((s) => s.name)).size > 1;
     if (models.length < 2 || !several) return series.map((s, i) => ({ text: fullName(s), what: "line " + fullName(s), of: (o) => fullName(o) === fullName(s), ...style[i] }));
@@ -686,7 +688,7 @@
     if (series.length < 2) return [];
     const list = html("ul", { class: "legend", "aria-label": "Lines; press to hide or show" });
     const paint = () => {
-      list.replaceChildren(...entries(series).map(({ text, what, of, colour, dash }) => {
+      list.replaceChildren(...legendEntries(series).map(({ text, what, of, colour, dash }) => {
         const line = svg("line", { x1: 1, x2: 19, y1: 4, y2: 4, style: `stroke:${colour}`, "stroke-width": 2.4, "stroke-linecap": "round", "stroke-dasharray": dash || null });
         const swatch = svg("svg", { width: 20, height: 8, "aria-hidden": "true" }, line);
         const button = html("button", { type: "button", "aria-pressed": String(!scales.hidden.has(what)) }, swatch, html("span", {}, text));
@@ -745,32 +747,22 @@
       tools.prepend(button);
     }
     element.querySelector(".csv").addEventListener("click", (event) => {
-      const link = event.currentTarget;
-      const address = URL.createObjectURL(new Blob([csv(FIGURES[at])], { type: "text/csv" }));
-      link.href = address;
-      setTimeout(() => { URL.revokeObjectURL(address); link.setAttribute("href", "#f" + at); }, 2000);
+      event.preventDefault();
+      download(FIGURES[at].csv, event.currentTarget.download);
     });
   }
 
-  // ---- csv, in the long format that locant.report.figures writes
-
-  function records(f) {
-    if (f.kind === "Lines") return f.series.flatMap((s) => s.x.map((_, i) => ({ series: s.name, ...(s.group ? { model: s.group } : {}), x: s.x[i], y: s.y[i], ...(s.low ? { low: s.low[i], high: s.high[i] } : {}) })));
-    if (f.kind === "Heat") return f.rows.flatMap((row, r) => f.columns.map((column, c) => ({ row, column, value: f.values[r][c] })));
-    if (f.kind === "Small") return f.panels.flatMap((panel) => records(panel).map((record) => ({ panel: panel.title, ...record })));
-    if (f.kind === "Intervals") return f.records;
-    if (f.kind === "Grid") return f.rows.map((row) => Object.fromEntries(f.header.map((name, i) => [name, row[i]])));
-    return ["left", "right"].filter((side) => f[side]).flatMap((side) => records(f[side]).map((record) => ({ model: f[side + "_name"], ...record })));
+  // Saves a csv file from the page: base64 of the text compressed with zlib.
+  async function download(packed, name) {
+    const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+    const text = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const file = await new Response(text, { headers: { "Content-Type": "text/csv" } }).blob();
+    const address = URL.createObjectURL(file);
+    html("a", { href: address, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 2000);
   }
 
-  function csv(figure) {
-    const rows = records(figure);
-    const names = figure.kind === "Grid" ? figure.header : [...new Set(rows.flatMap(Object.keys))];
-    const quoted = (value) => (blank(value) ? "" : /[",\r\n]/.test(value) ? `"${String(value).replace(/"/g, '""')}"` : String(value));
-    return [names, ...rows.map((row) => names.map((name) => row[name]))].map((row) => row.map(quoted).join(",") + "\r\n").join("");
-  }
-
-  // ---- tables: a click on a column sorts
+  // ---- tables: a click on a column header sorts
 
   function sortable(table) {
     const body = table.tBodies[0];
@@ -785,7 +777,7 @@
         const value = (row) => { const text = row.cells[column].textContent; return number ? (text === "–" ? NaN : Number(text.replace(/−/g, "-"))) : text; };
         const order = (a, b) => (number ? a - b : a.localeCompare(b, undefined, { numeric: true }));
         const rows = [...body.rows].map((row) => [value(row), row]);
-        const last = (v) => (Number.isNaN(v) ? 1 : 0); // gaps stay at the end
+        const last = (v) => (Number.isNaN(v) ? 1 : 0); // gaps go to the end
         rows.sort(([a], [b]) => last(a) - last(b) || (last(a) ? 0 : down ? order(b, a) : order(a, b)));
         body.append(...rows.map(([, row]) => row));
       });
@@ -812,13 +804,17 @@
   const links = new Map([...document.querySelectorAll("nav li a")].map((a) => [document.getElementById(a.hash.slice(1)), a]));
   const inView = new Set();
   const reader = new IntersectionObserver((entries) => {
-    for (const entry of entries) entry.isIntersecting ? inView.add(entry.target) : inView.delete(entry.target);
+    for (const entry of entries) {
+      if (entry.isIntersecting) inView.add(entry.target);
+      else inView.delete(entry.target);
+    }
     let found = false;
     for (const [section, link] of links) {
       const here = !found && inView.has(section);
       found ||= here;
       link.classList.toggle("here", here);
-      here ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+      if (here) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
     }
   }, { rootMargin: "-15% 0px -60% 0px" });
   for (const section of links.keys()) reader.observe(section);

@@ -1,4 +1,4 @@
-"""Tables and pictures of what schemes cost (`locant.analysis.speed`)."""
+"""The costs of schemes (`locant.analysis.speed`) as text, csv file and image."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from pathlib import Path
 from locant.analysis.speed import Cost
 
 
-def line(cost: Cost) -> str:
+def cost_line(cost: Cost) -> str:
+    """Returns one measurement as a line of text."""
     return (
         f"{cost.spec:24} L={cost.length:5} B={cost.batch:2} {cost.what:18} {cost.ratio:6.2f}  "
         f"({cost.low:.2f} … {cost.high:.2f}; plain {cost.plain_ms:.1f} ms)"
     )
 
 
-def write_csv(costs: Iterable[Cost], path: Path) -> None:
+def write_costs(costs: Iterable[Cost], path: Path) -> None:
+    """Writes a csv file: one row per measurement."""
     rows = [asdict(cost) for cost in costs]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
@@ -25,8 +27,8 @@ def write_csv(costs: Iterable[Cost], path: Path) -> None:
         writer.writerows(rows)
 
 
-def draw(costs: Iterable[Cost], path: Path) -> None:
-    """Ratio against length, one line per scheme, one panel per kind of work."""
+def draw_costs(costs: Iterable[Cost], path: Path) -> None:
+    """Writes an image: ratio against length, one line per scheme, one panel per kind of work."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -3,6 +3,7 @@
 run.json            what the run is: task, model, preset, scheme, seed; versions, host, start time
 metrics.jsonl       one line per logged step, evaluation and cost
 model.safetensors   the trained model, which `locant.load` opens
+curves.json         what the trained scheme does with the offset, for the page
 checkpoint-N/       where a killed run resumes; deleted when the run is done
 log.txt             the output of libraries
 DONE or FAILED      how the run ended

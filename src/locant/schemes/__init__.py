@@ -1,77 +1,91 @@
-"""Every position scheme, one paper per file. `SCHEMES` maps the name in a spec string to the class."""
+"""Every position scheme, one paper per file. `SCHEMES` maps the name in a spec string to the class.
 
-from locant.schemes.alibi import Alibi
-from locant.schemes.base import Scheme
-from locant.schemes.cope import Cope
-from locant.schemes.deberta import Deberta
-from locant.schemes.fire import Fire
-from locant.schemes.first import First
-from locant.schemes.huang import Huang1, Huang2, Huang3, Huang4
-from locant.schemes.kerple import Kerple
-from locant.schemes.learned import Learned
-from locant.schemes.nope import Nope
-from locant.schemes.rope import Rope
-from locant.schemes.sandwich import Sandwich
-from locant.schemes.shaw import Shaw
-from locant.schemes.sinusoidal import Sinusoidal
-from locant.schemes.sum import Sum
-from locant.schemes.t5 import T5
-from locant.schemes.tisa import Tisa
-from locant.schemes.tisa2 import Tisa2
-from locant.schemes.toeplitz import Toeplitz
-from locant.schemes.xl import XL
-from locant.schemes.xpos import Xpos
+A class is imported when it is first used: the names of the schemes are known without importing torch.
+"""
 
-SCHEMES: dict[str, type[Scheme]] = {
-    "nope": Nope,
-    "learned": Learned,
-    "sinusoidal": Sinusoidal,
-    "first": First,
-    "shaw": Shaw,
-    "xl": XL,
-    "huang1": Huang1,
-    "huang2": Huang2,
-    "huang3": Huang3,
-    "huang4": Huang4,
-    "tisa": Tisa,
-    "tisa2": Tisa2,
-    "t5": T5,
-    "toeplitz": Toeplitz,
-    "alibi": Alibi,
-    "rope": Rope,
-    "xpos": Xpos,
-    "kerple": Kerple,
-    "sandwich": Sandwich,
-    "fire": Fire,
-    "cope": Cope,
-    "deberta": Deberta,
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+CLASSES = {
+    "nope": "nope.Nope",
+    "learned": "learned.Learned",
+    "sinusoidal": "sinusoidal.Sinusoidal",
+    "first": "first.First",
+    "shaw": "shaw.Shaw",
+    "xl": "xl.XL",
+    "huang1": "huang.Huang1",
+    "huang2": "huang.Huang2",
+    "huang3": "huang.Huang3",
+    "huang4": "huang.Huang4",
+    "tisa": "tisa.Tisa",
+    "tisa2": "tisa2.Tisa2",
+    "t5": "t5.T5",
+    "toeplitz": "toeplitz.Toeplitz",
+    "alibi": "alibi.Alibi",
+    "rope": "rope.Rope",
+    "xpos": "xpos.Xpos",
+    "kerple": "kerple.Kerple",
+    "sandwich": "sandwich.Sandwich",
+    "fire": "fire.Fire",
+    "cope": "cope.Cope",
+    "deberta": "deberta.Deberta",
 }
-"""Add your own with `locant.SCHEMES["mine"] = Mine`."""
+"""Name in a spec string -> file and class. A new scheme is one file in this folder and one line here."""
 
-__all__ = [
-    "SCHEMES",
-    "T5",
-    "XL",
-    "Alibi",
-    "Cope",
-    "Deberta",
-    "Fire",
-    "First",
-    "Huang1",
-    "Huang2",
-    "Huang3",
-    "Huang4",
-    "Kerple",
-    "Learned",
-    "Nope",
-    "Rope",
-    "Sandwich",
-    "Scheme",
-    "Shaw",
-    "Sinusoidal",
-    "Sum",
-    "Tisa",
-    "Tisa2",
-    "Toeplitz",
-    "Xpos",
-]
+_LOCATIONS = {location.partition(".")[2]: location for location in ("base.Scheme", "sum.Sum", *CLASSES.values())}
+
+if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports the same
+    from locant.schemes.alibi import Alibi as Alibi
+    from locant.schemes.base import Scheme as Scheme
+    from locant.schemes.cope import Cope as Cope
+    from locant.schemes.deberta import Deberta as Deberta
+    from locant.schemes.fire import Fire as Fire
+    from locant.schemes.first import First as First
+    from locant.schemes.huang import Huang1 as Huang1
+    from locant.schemes.huang import Huang2 as Huang2
+    from locant.schemes.huang import Huang3 as Huang3
+    from locant.schemes.huang import Huang4 as Huang4
+    from locant.schemes.kerple import Kerple as Kerple
+    from locant.schemes.learned import Learned as Learned
+    from locant.schemes.nope import Nope as Nope
+    from locant.schemes.rope import Rope as Rope
+    from locant.schemes.sandwich import Sandwich as Sandwich
+    from locant.schemes.shaw import Shaw as Shaw
+    from locant.schemes.sinusoidal import Sinusoidal as Sinusoidal
+    from locant.schemes.sum import Sum as Sum
+    from locant.schemes.t5 import T5 as T5
+    from locant.schemes.tisa import Tisa as Tisa
+    from locant.schemes.tisa2 import Tisa2 as Tisa2
+    from locant.schemes.toeplitz import Toeplitz as Toeplitz
+    from locant.schemes.xl import XL as XL
+    from locant.schemes.xpos import Xpos as Xpos
+
+    SCHEMES: dict[str, type[Scheme]]
+    """Name in a spec string -> class. Add your own with `locant.SCHEMES["mine"] = Mine`."""
+
+__all__ = ["SCHEMES", *_LOCATIONS]
+
+
+def __getattr__(name: str) -> Any:
+    """Returns SCHEMES or a class of `CLASSES`, imported now and kept for the next time."""
+    if name == "SCHEMES":
+        value = {each: _load(location) for each, location in CLASSES.items()}
+    elif name in _LOCATIONS:
+        value = _load(_LOCATIONS[name])
+    else:
+        raise AttributeError(f"module 'locant.schemes' has no attribute {name!r}")
+    return globals().setdefault(name, value)
+
+
+def _load(location: str) -> Any:
+    module, _, name = location.partition(".")
+    return getattr(import_module(f"locant.schemes.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def names() -> list[str]:
+    """Returns the names that a spec string can use, schemes added to `SCHEMES` included; imports no torch."""
+    return list(globals().get("SCHEMES", CLASSES))

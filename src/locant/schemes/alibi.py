@@ -2,9 +2,9 @@
 
     logit_ij = scale · q_i·k_j − m_h·|r|        m_h = 2^(−8h/H), h = 1 … H, for H a power of two
 
-For other H: the slopes of the power of two below, then every other slope of the power above. Implementations
-differ where attention is not causal; this one is symmetric. `slopes=learned` starts from these slopes and trains them,
-or has them set by `locant.fit`; the paper found no gain in training them from scratch.
+For other H: the slopes of the next smaller power of two, then every second slope of the next larger one.
+Implementations differ if attention is not causal; this one is symmetric. `slopes=learned` makes the slopes parameters
+that start at these values; `locant.fit` can set them. The paper found no gain in training them from scratch.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Alibi(Scheme):
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
+    """Returns the slope m_h of each head."""
     below = 1 << (n_heads.bit_length() - 1)  # the largest power of two ≤ n_heads
     slopes = [2 ** (-8 * h / below) for h in range(1, below + 1)]
     above = [2 ** (-4 * h / below) for h in range(1, 2 * below + 1)]

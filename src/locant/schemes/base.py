@@ -1,13 +1,16 @@
-"""`Scheme`: how a transformer knows where its tokens are, as one small object.
+"""`Scheme`: a rule for how a transformer uses the positions of its tokens, as one small object.
 
 Most schemes override one of three methods:
 
-    embed(pos)                     -> what is added to the token embeddings
+    embed(pos)                     -> vectors that the model adds to the token embeddings
     rotate(q, k, q_pos, k_pos)     -> queries and keys of the content product
     terms(r)                       -> tables over the offset r = key position − query position
 
-and `parameter_count`, the formula of the paper. A scheme never sees masks, never caches and has no maximum
-length unless its mathematics has one; whether layers share a scheme is the model's decision.
+and `parameter_count`, the formula of the paper. A scheme gets no masks, caches nothing, and has no maximum length
+unless its mathematics has one. The model decides whether layers share a scheme.
+
+Other packages never test the class of a scheme. They use its methods and properties, so a scheme written elsewhere is
+treated like ours.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from locant.schemes.components import Components
 from locant.terms import Terms
 
 DIMS = ("n_heads", "head_dim", "d_model")
@@ -29,24 +33,31 @@ SchemeT = TypeVar("SchemeT", bound="Scheme")
 
 
 class Scheme(nn.Module):
-    """Base of all schemes. Used as it is, it is NoPE: no position at all."""
+    """Base class of all schemes. Used directly, it has no effect, like NoPE."""
+
+    # ---- declarations ------------------------------------------------------------------------------
 
     shift_invariant: bool = True
-    """Moving every position by the same amount changes nothing."""
+    """Adding a constant to all positions changes nothing."""
     pairwise: bool = True
     """The logit of (i, j) depends on the tokens and positions i and j alone, not on other keys."""
     incremental: bool = True
-    """Decoding one query at a time equals the full pass: later keys do not change what earlier queries see."""
+    """Decoding one query at a time equals the full pass: later keys do not change the result for earlier queries."""
     parallel: ClassVar[bool] = True
     """All positions are computed at once, without a recurrence along the sequence."""
     max_length: int | None = None
-    """Positions must be below this; None if any position will do."""
-
+    """Positions must be below this; None if there is no limit."""
     planes: tuple[str, int] | None = None
     """For a scheme that rotates: which pairs of coordinates. Rotations of the same pairs commute."""
 
+    cacheable: ClassVar[bool] = False
+    """`terms` depends on the parameters, buffers and plain attributes of the scheme alone, so attention may cache it.
+
+    True for the schemes of this package. A subclass does not inherit it: a class from elsewhere declares it itself.
+    """
+
     given: dict[str, Any]
-    """The constructor arguments as they were written, so that str() gives the spec back."""
+    """The constructor arguments as the caller wrote them, so that str() returns the spec."""
 
     def __new__(cls: type[SchemeT], *args: Any, **kwargs: Any) -> SchemeT:
         self = super().__new__(cls)
@@ -55,25 +66,29 @@ class Scheme(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "terms" in cls.__dict__ and "reach" not in cls.__dict__:  # what was said of the parent's terms does not hold
+        if "terms" in cls.__dict__ and "reach" not in cls.__dict__:  # the parent's reach holds for its own terms only
             cls.reach = Scheme.reach  # type: ignore[method-assign]
-
-    @property
-    def reach(self) -> int | None:
-        """Beyond this distance nothing changes: terms(r) = terms(±reach) for |r| ≥ reach. None if it goes on changing.
-
-        Tables are then asked for no further, and fast back ends take a short way for what is further off. A class that
-        defines `terms` states its own.
-        """
-        return None
+        if "cacheable" not in cls.__dict__:
+            cls.cacheable = cls.__module__.startswith(__package__ + ".")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "reach":
             raise AttributeError(
-                f"{type(self).__name__}.reach cannot be set: it is what a scheme says of its terms (see Scheme.reach). "
-                f"Define it as a property, or give an option of yours another name"
+                f"{type(self).__name__}.reach cannot be set: it describes the terms of the scheme (see Scheme.reach). "
+                f"Define it as a property, or give your option another name"
             )
         super().__setattr__(name, value)
+
+    @property
+    def reach(self) -> int | None:
+        """Distance beyond which terms are constant: terms(r) = terms(±reach) for |r| ≥ reach. None if there is none.
+
+        Attention then requests no offsets beyond it, and fast back ends skip work. A class that defines `terms` must
+        define its own reach.
+        """
+        return None
+
+    # ---- properties --------------------------------------------------------------------------------
 
     @property
     def embeds(self) -> bool:
@@ -95,49 +110,117 @@ class Scheme(nn.Module):
         """Whether the scheme has no effect at all, like NoPE."""
         return not (self.embeds or self.rotates or self.has_terms)
 
+    @property
+    def position_table(self) -> Tensor | None:
+        """The table [length, d_model] of a scheme that is a table of absolute positions; None for all others."""
+        return None
+
+    @property
+    def bucket_table(self) -> Tensor | None:
+        """The table [n_heads, buckets] of a scheme that is a bias per bucket of offsets; None for all others."""
+        return None
+
     def parts_of_sum(self) -> list[Scheme]:
         """Returns the schemes that this one is the sum of; itself if it is not a sum."""
         return [self]
 
+    # ---- mathematics -------------------------------------------------------------------------------
+
     def embed(self, pos: Tensor) -> Tensor | None:
-        """[*pos.shape, d_model], to be added to the token embeddings by the model; None if there is nothing."""
+        """Returns [*pos.shape, d_model], which the model adds to the token embeddings; None to add nothing."""
         return None
 
     def rotate(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [B, H, Lq, D] and keys [B, Hkv, Lk, D] of the content product; positions are [B or 1, L].
+        """Returns queries [B, H, Lq, D] and keys [B, Hkv, Lk, D] of the content product; positions are [B or 1, L].
 
-        Returns them in the dtype given or a wider one. The relative terms see the unrotated q and k.
+        Their dtype is that of the arguments or a wider one. The relative terms use the unrotated q and k.
         """
         return q, k
 
     def terms(self, r: Tensor) -> Terms:
-        """Tables over the offsets r (1-D, integer, in any order): column c belongs to r[c].
+        """Returns tables over the offsets r (1-D, integer, in any order): column c belongs to r[c].
 
-        A column depends on its own offset alone. Tables are float32 or wider whatever the parameters are.
+        A column depends on its own offset alone. Tables are float32 or wider, whatever the dtype of the parameters.
         """
         return Terms()
 
     def scale(self, head_dim: int) -> float:
-        """The scale of the logits when `attend` is not told one."""
+        """Returns the logit scale that `attend` uses if the caller passes none."""
         return 1 / math.sqrt(head_dim)
 
     def parameter_count(self) -> int:
-        """The number of parameters by the paper's formula, from the options alone."""
+        """Returns the number of parameters by the paper's formula, from the options alone."""
         return 0
+
+    def components(self, r: Tensor) -> Components | None:
+        """Returns the kernels whose sum the scheme is, at the offsets r; None if it is not such a sum."""
+        return None
+
+    # ---- fitting and adapting ----------------------------------------------------------------------
+
+    def parameter_scale(self, name: str) -> Tensor | float:
+        """Returns the characteristic scale of a parameter: how much it changes when the scheme changes noticeably.
+
+        `locant.fit` and `locant.adapt` optimize every parameter in units of its scale (a preconditioner). The scale is
+        positive and broadcasts to the parameter. `name` is that of `named_parameters`. A parameter of a nested scheme
+        has the scale that the nested scheme gives it; all others have 1 by default.
+        """
+        path, _, rest = name.partition(".")
+        while rest:
+            module = self.get_submodule(path)
+            if isinstance(module, Scheme):
+                return module.parameter_scale(rest)
+            step, _, rest = rest.partition(".")
+            path = f"{path}.{step}"
+        return 1.0
+
+    @property
+    def can_start_from_curve(self) -> bool:
+        """Whether `start_from_curve` sets the parameters. By default: whether the class defines it."""
+        return type(self).start_from_curve is not Scheme.start_from_curve
+
+    def start_from_curve(self, offsets: Tensor, bias: Tensor, weight: Tensor) -> None:
+        """Sets the parameters so that the bias of the scheme is near a measured curve: the start of a fit.
+
+        offsets   [R] integers, increasing.
+        bias      [n_heads, R], the curve of each head. A constant per head has no meaning: softmax ignores it.
+        weight    [R], how much each offset matters.
+
+        All three are on the CPU, the last two in float64. Fitting minimizes a divergence from this start, so a rough
+        approximation is enough. By default a scheme keeps its initial values.
+        """
+
+    def start_from_table(self, first: Tensor, rest: Tensor) -> None:
+        """Sets the parameters to the two vectors [d_model] that `locant.fit` keeps of a table of absolute positions.
+
+        `first` is the row of position 0 and `rest` the mean of the other rows. By default nothing happens.
+        """
+
+    def clear_values(self) -> None:
+        """Sets parameters that change values, but no logits, to zero effect.
+
+        `locant.fit` matches attention weights, which do not depend on them. By default there are none.
+        """
+
+    # ---- spelling ----------------------------------------------------------------------------------
 
     @classmethod
     def arguments(cls) -> dict[str, inspect.Parameter]:
-        """What a scheme is built with. Early releases of Python 3.11 take `__new__` for a signature of the class."""
+        """Returns the arguments of the constructor.
+
+        From `__init__`, because early releases of Python 3.11 return the signature of `__new__` for the class.
+        """
         found = dict(inspect.signature(cls.__init__).parameters)
         found.pop("self", None)
         return found
 
     @classmethod
     def name(cls) -> str:
+        """Returns the name of the scheme in spec strings."""
         return cls.__name__.lower()
 
     def options(self) -> dict[str, Any]:
-        """The options that were given, without the model's dimensions."""
+        """Returns the options that the caller gave, without the model's dimensions."""
         return {key: value for key, value in self.given.items() if key not in DIMS}
 
     def __str__(self) -> str:
@@ -157,43 +240,48 @@ def _spell(value: Any) -> str:
 
 
 def wide(x: Tensor) -> Tensor:
-    """float32 or wider: half-precision parameters must not make half-precision tables."""
+    """Returns x in float32 or wider: half-precision parameters must not make half-precision tables."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def exact(x: Tensor) -> Tensor:
-    """Integers as the widest float of the device, for formulas without parameters."""
+    """Returns integers in the widest float of the device, for formulas without parameters."""
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
 def check_positions(scheme: Scheme, pos: Tensor) -> Tensor:
-    """Positions as int64; TypeError for anything but integers."""
+    """Returns positions as int64; raises TypeError unless they are integers."""
     if pos.dtype == torch.bool or pos.is_floating_point() or pos.is_complex():
         raise TypeError(f"{scheme.name()}: positions must be integers, got {pos.dtype}")
     return pos.long()
 
 
 def check_int(scheme: Scheme, name: str, value: Any, *, at_least: int) -> None:
+    """Raises ValueError unless the option is an integer ≥ at_least."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ValueError(f"{scheme.name()}: {name} must be a whole number ≥ {at_least}, got {value!r}")
 
 
 def check_bool(scheme: Scheme, name: str, value: Any) -> None:
+    """Raises ValueError unless the option is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{scheme.name()}: {name} must be True or False, got {value!r}")
 
 
 def check_float(scheme: Scheme, name: str, value: Any, *, above: float) -> None:
+    """Raises ValueError unless the option is a finite number > above."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < float("inf"):
         raise ValueError(f"{scheme.name()}: {name} must be a finite number > {above:g}, got {value!r}")
 
 
 def check_choice(scheme: Scheme, name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raises ValueError unless the option is one of the choices."""
     if value not in list(choices):
         known = ", ".join(map(repr, choices))
         raise ValueError(f"{scheme.name()}: {name} must be one of {known}, got {value!r}")
 
 
 def check_even(scheme: Scheme, name: str, value: int) -> None:
+    """Raises ValueError unless the size is even."""
     if value % 2:
         raise ValueError(f"{scheme.name()}: {name} must be even (sines and cosines come in pairs), got {value}")

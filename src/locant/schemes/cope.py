@@ -1,10 +1,9 @@
 """CoPE: positions counted by content. Golovneva et al. 2024, arXiv 2405.18719.
 
-    gate_it = σ(scale · q_i·k_t)        p_ij = Σ_{t from j on, seen by i} gate_it        logit_ij += q_i·table[p_ij]
+    gate_it = σ(scale · q_i·k_t)        p_ij = Σ_{t ≥ j, visible to i} gate_it        logit_ij += q_i·table[p_ij]
 
-with p capped at positions − 1 and the table interpolated linearly between whole numbers. In causal attention t runs
-from j to i: the number of tokens since j that count. Where a query also sees later keys the sum goes on to the last
-of them, as in the published code.
+p is clipped at positions − 1, and the table is interpolated linearly between integers. In causal attention t runs from
+j to i. If a query also attends to later keys, t runs to the last of them, as in the published code.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from locant.terms import Terms
 
 
 class Cope(Scheme):
-    """Contextual positions. Parameters: positions · head_dim, × n_heads with heads=own. Starts at zero effect."""
+    """Contextual positions. Parameters: positions · head_dim, × n_heads with heads=own. Starts without effect."""
 
     pairwise = False
 
@@ -31,15 +30,15 @@ class Cope(Scheme):
         self.table = nn.Parameter(torch.zeros(table_heads(self, 1, heads, n_heads), positions, head_dim))
 
     def terms(self, r: Tensor) -> Terms:
-        # The table as it is now: the backward pass may call `pair` again when the module has another.
+        # Taken here, not in `pair`: the backward pass calls `pair` again, perhaps after the parameter has changed.
         table, last = wide(self.table), self.positions - 1
 
         def pair(q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float, visible: Tensor | None) -> Tensor:
             gates = torch.sigmoid(scale * (q @ k.mT))  # [B, H, Lq, Lk]
             if visible is not None:
                 gates = gates * visible
-            # Keys in the order of their positions, then sums from the last one back. Keys that share a position
-            # share the sum: `first` is where a key's position begins in that order.
+            # Sort keys by position, then sum backwards from the last. Keys with the same position have the same sum:
+            # `first` is the index at which the position of a key begins in sorted order.
             order = k_pos.argsort(dim=-1)  # [B or 1, Lk]
             first = torch.searchsorted(k_pos.gather(-1, order), k_pos.contiguous())
             gates = gates.gather(-1, _as_keys(order, gates))
@@ -58,5 +57,5 @@ class Cope(Scheme):
 
 
 def _as_keys(index: Tensor, like: Tensor) -> Tensor:
-    """[B or 1, Lk] as an index into the last dimension of [B, H, Lq, Lk]."""
+    """Expands [B or 1, Lk] to an index into the last dimension of [B, H, Lq, Lk]."""
     return index[:, None, None, :].expand_as(like)

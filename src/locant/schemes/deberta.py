@@ -2,9 +2,9 @@
 
     logit_ij = scale · ( q_i·k_j + q_i·K_b + k_j·Q_b )        b = bucket(i − j) = bucket(−r),  scale = 1/√(3·head_dim)
 
-K and Q are the position vectors after the layer's key and query projections (in DeBERTa one table goes through
-the layer's own projections; here the projected vectors are the parameters). The paper writes Q_{δ(j,i)}; the
-published code, which is what checkpoints were trained with, uses bucket(i − j) on both sides.
+K and Q are the position vectors after the layer's key and query projections. DeBERTa projects one table in every layer;
+here the projected vectors are the parameters. The paper writes Q_{δ(j,i)}, but the published code, with which all
+checkpoints were trained, uses bucket(i − j) on both sides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Deberta(Scheme):
         self.query_table = nn.Parameter(torch.randn(n_heads, 2 * buckets, head_dim) * 0.02)  # Q
 
     def bucket(self, r: Tensor) -> Tensor:
-        """Row of the tables for an offset: i − j itself up to buckets/2, logarithmic beyond, moved to start at 0."""
+        """Returns the table row of each offset: i − j up to buckets/2, logarithmic beyond, shifted to start at 0."""
         distance, middle = -r, self.buckets // 2
         # Both logarithms in float32, as in the published code: the edges of the buckets depend on the rounding.
         far = distance.abs().clamp(min=middle).float()

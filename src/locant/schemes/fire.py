@@ -2,8 +2,8 @@
 
     logit_ij = scale · q_i·k_j + MLP_h( ln(c·|r| + 1) / ln(c·max(T, i) + 1) )        c, T > 0 learned
 
-The query's own position i in the denominator keeps the input within [0, 1] for a causal model of any length; it
-also makes FIRE not shift-invariant. T = |threshold| · length.
+T = |threshold| · length. Dividing by a function of the query position i keeps the input of the network within [0, 1]
+for a causal model of any length. It also makes FIRE depend on absolute positions: it is not shift-invariant.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Fire(Scheme):
         self.out = nn.Linear(width, n_heads)
 
     def terms(self, r: Tensor) -> Terms:
-        # The parameters as they are now: the backward pass may call `pair` again when the module has others.
+        # Taken here, not in `pair`: the backward pass calls `pair` again, perhaps after the parameters have changed.
         c = wide(self.c).abs() + 1e-6  # never 0/0
         threshold = wide(self.threshold).abs() * self.length
         w1, b1, w2, b2 = map(wide, (self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias))

@@ -1,10 +1,10 @@
-"""The first token is marked, and nothing else is said about where a token is.
+"""One vector for the first token and another for all others.
 
     x_p = token_p + (first if p = 0 else rest)
 
-What a table of absolute positions says when all its rows but the first become one: models lean on the first token, to
-which heads look when they have nothing to look for (Xiao et al. 2023, arXiv 2309.17453), and know it by its position as
-much as by being [CLS]. `locant.fit` leaves this behind when it takes a table away.
+This is a table of absolute positions whose rows from 1 on are equal. Heads that find no match attend to the first token
+(Xiao et al. 2023, arXiv 2309.17453), and models recognize it by its position as much as by being [CLS]. So `locant.fit`
+keeps these two vectors when it removes a table.
 """
 
 from __future__ import annotations
@@ -32,3 +32,8 @@ class First(Scheme):
 
     def parameter_count(self) -> int:
         return 2 * self.d_model
+
+    @torch.no_grad()
+    def start_from_table(self, first: Tensor, rest: Tensor) -> None:
+        self.first.copy_(first)
+        self.rest.copy_(rest)

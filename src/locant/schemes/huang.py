@@ -6,7 +6,7 @@ Findings of EMNLP, arXiv 2009.13658. Everything is inside the logit scale; r is 
     method 3    Σ_t q_it k_jt a_rt                    a vector per offset, three-way product
     method 4    q_i·k_j + q_i·a_r + k_j·a_r           the same vector on both sides
 
-Gains start at 1 and vectors near 0, so that a pretrained model starts from what it had without positions.
+Gains start at 1 and vectors near 0, so a pretrained model starts nearly as it was without positions.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Huang2(Scheme):
 
 
 class _VectorTable(Scheme):
-    """A vector of head_dim numbers per offset: what methods 3 and 4 share."""
+    """A vector of head_dim parameters per offset: the table of methods 3 and 4."""
 
-    start: float  # value the table starts around
-    noise: float  # and its spread
+    start: float  # mean of the initial values
+    noise: float  # and their standard deviation
 
     def __init__(self, *, clip: int = 64, heads: str = "shared", n_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Huang3(_VectorTable):
 
 
 class Huang4(_VectorTable):
-    """Vector met by q and k (method 4). Parameters: (2·clip + 1) · head_dim; × n_heads with heads=own."""
+    """Vector multiplied by q and k (method 4). Parameters: (2·clip + 1) · head_dim; × n_heads with heads=own."""
 
     start, noise = 0.0, 0.02
 

@@ -3,8 +3,8 @@
     kind=log      logit += −p · ln(1 + a·|r|)        p, a > 0
     kind=power    logit += −a · |r|^p                a > 0, 0 < p ≤ 2
 
-The parameters are folded into their domain (|a|, |p|, and p reflected at 2 for the power), so that one that an
-optimiser pushed out of it still gets a gradient and can come back; the authors clamp them at every step.
+The formulas use |a| and |p|, and p reflected at 2 for the power. So a parameter that an optimizer moves out of its
+domain still gets a gradient and can return. The authors clamp the parameters at every step instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Kerple(Scheme):
         if self.kind == "log":
             return Terms(bias=-p * torch.log1p(a * distance))
         p = 2 - (2 - p).abs()
-        apart = distance > 0  # 0^p is 0, but its derivatives in p are not numbers
+        apart = distance > 0  # 0^p is 0, but its derivative in p is NaN
         return Terms(bias=-a * torch.where(apart, distance, 1.0) ** p * apart)
 
     def parameter_count(self) -> int:

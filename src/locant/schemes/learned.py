@@ -29,7 +29,7 @@ class Learned(Scheme):
 
     def embed(self, pos: Tensor) -> Tensor:
         pos = check_positions(self, pos)
-        # Compiled code cannot look at the values; F.embedding itself then stops out-of-range positions.
+        # Compiled code cannot read the values; there F.embedding itself rejects positions out of range.
         if not torch.compiler.is_compiling() and pos.numel():
             low, high = int(pos.min()), int(pos.max())
             if low < 0 or high >= self.length:
@@ -39,6 +39,10 @@ class Learned(Scheme):
                     f"use learned:length={max(high, 0) + 1} or a scheme without a length, such as tisa or alibi"
                 )
         return F.embedding(pos, self.table)  # [*pos.shape, d_model]
+
+    @property
+    def position_table(self) -> Tensor:
+        return self.table
 
     def parameter_count(self) -> int:
         return self.length * self.d_model

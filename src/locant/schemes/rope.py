@@ -1,21 +1,21 @@
-"""RoPE: queries and keys are rotated by their position, so that their product depends on the offset.
+"""RoPE: queries and keys are rotated by their position, so their product depends on the offset.
 
-    (R_p x)_t : the pair t turns by the angle p · theta^(−2t/d)        (R_i q)·(R_j k) = qᵀ R_{j−i} k
+    (R_p x)_t : the pair t is rotated by the angle p · theta^(−2t/d)        (R_i q)·(R_j k) = qᵀ R_{j−i} k
 
 Su et al. 2021, arXiv 2104.09864. `layout=half` pairs coordinate t with t + d/2 (Llama, GPT-NeoX); `interleaved`
-pairs 2t with 2t + 1 (the paper, GPT-J). `partial` turns only that leading part of the head.
+pairs 2t with 2t + 1 (the paper, GPT-J). `partial` is the share of the head, from its first coordinate, that is rotated.
 
-Scalings, for models that read past the length they were trained at (`original`):
+Scalings, for sequences longer than the training length (`original`):
 
     linear      positions divided by factor                                    Chen et al. 2023, arXiv 2306.15595
     ntk         theta · factor^(d/(d−2)), at every length                      bloc97 2023
     dynamic     theta · (factor·n/original − factor + 1)^(d/(d−2)), n > original the row's length
-    yarn        slow waves divided by factor, fast ones kept, a ramp between   Peng et al. 2023, arXiv 2309.00071
+    yarn        low frequencies divided by factor, high ones kept, a ramp between   Peng et al. 2023, arXiv 2309.00071
     llama3      the same idea with Llama 3.1's ramp over wavelengths
 
-`dynamic` makes every angle depend on the final length: it is neither shift-invariant nor, past `original`, the same
-when decoding one token at a time. It takes the length of each row of the batch by itself (its largest position + 1),
-so that a row's answer does not depend on its neighbours in the batch.
+With `dynamic` every angle depends on the final length. It is not shift-invariant, and past `original` decoding one
+token at a time differs from the full pass. The length is computed per row of the batch (its largest position + 1), so
+the result of a row does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class Rope(Scheme):
         self.shift_invariant = self.pairwise = self.incremental = scaling != "dynamic"
 
     def frequencies(self, length: Tensor) -> Tensor:
-        """Radians per position for each pair: [pairs], or [B or 1, 1, pairs] where they depend on the length."""
+        """Returns radians per position for each pair: [pairs], or [B or 1, 1, pairs] if they depend on the length."""
         return SCALINGS[self.scaling](self, length)
 
     def magnitude(self) -> float:
-        """YaRN also sharpens attention: q and k grow by this factor each."""
+        """Returns the factor on q and on k. It is 1, except for YaRN, which also sharpens attention."""
         return 0.1 * math.log(self.factor) + 1 if self.scaling == "yarn" and self.factor > 1 else 1.0
 
     def rotate(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ class Rope(Scheme):
 
 
 def rotated(x: Tensor, angle: Tensor, layout: str, magnitude: Tensor | float = 1.0) -> Tensor:
-    """Turns pairs of the first 2·pairs coordinates of x [B, H, L, D] by angle [B or 1, L, pairs], and scales them."""
+    """Rotates the first 2·pairs coordinates of x [B, H, L, D] by angle [B or 1, L, pairs], and scales them."""
     pairs = angle.shape[-1]
     turned, rest = wide(x[..., : 2 * pairs]), x[..., 2 * pairs :]
     cos = (angle.cos() * magnitude).unsqueeze(1).to(turned.dtype)  # [B or 1, 1, L, pairs]
@@ -136,7 +136,7 @@ def _yarn(rope: Rope, length: Tensor) -> Tensor:
     d = rope.rotary_dim
 
     def pair_that_turns(times: float) -> float:
-        """The (fractional) pair that makes this many turns over the original length."""
+        """Returns the (fractional) pair that makes this many turns over the original length."""
         return d * math.log(rope.original / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     first = max(math.floor(pair_that_turns(rope.beta_fast)), 0)

@@ -14,7 +14,7 @@ from locant.terms import Terms
 
 
 class Sandwich(Scheme):
-    """Fixed decaying waves. Parameters: 0."""
+    """Fixed sum of cosines that decays with distance. Parameters: 0."""
 
     def __init__(self, *, width: int = 128, theta: float = 10000.0, n_heads: int) -> None:
         super().__init__()

@@ -1,6 +1,8 @@
-"""Shaw et al. 2018, arXiv 1803.02155: relative vectors on the key and on the value side.
+"""Relative position vectors added to keys and values. Shaw et al. 2018, arXiv 1803.02155.
 
-logit_ij = scale · q_i·(k_j + aK_r)        out_i = Σ_j p_ij (v_j + aV_r)        r clipped to ±clip
+    logit_ij = scale · q_i·(k_j + aK_r)        out_i = Σ_j p_ij (v_j + aV_r)        r clipped to ±clip
+
+p are the attention weights. `values=false` leaves aV out.
 """
 
 from __future__ import annotations
@@ -42,3 +44,7 @@ class Shaw(Scheme):
     def parameter_count(self) -> int:
         tables = 2 if self.values else 1
         return tables * (1 if self.heads == "shared" else self.n_heads) * (2 * self.clip + 1) * self.head_dim
+
+    def clear_values(self) -> None:
+        if self.values:
+            self.value_table.data.zero_()

@@ -2,8 +2,8 @@
 
     e[p, 2t] = sin(p · theta^(−2t/d))      e[p, 2t+1] = cos(p · theta^(−2t/d))
 
-Vaswani et al. 2017, arXiv 1706.03762. The Gram matrix of the embedding depends on the offset alone; the model,
-which sees token + embedding, is not shift-invariant.
+Vaswani et al. 2017, arXiv 1706.03762. The Gram matrix of the embedding depends on the offset alone. The model gets
+token + embedding, so it is not shift-invariant.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from locant.schemes.base import Scheme, check_even, check_float, check_int, chec
 
 
 class Sinusoidal(Scheme):
-    """Fixed waves. Parameters: 0."""
+    """Fixed sines and cosines. Parameters: 0."""
 
     shift_invariant = False
     dtype: Tensor
@@ -27,7 +27,7 @@ class Sinusoidal(Scheme):
         check_even(self, "d_model", d_model)
         self.theta = theta
         self.d_model = d_model
-        # Nothing but a dtype that follows .to(), .half() and .double() as a table would.
+        # Its dtype follows .to(), .half() and .double(), as the dtype of a table would.
         self.register_buffer("dtype", torch.zeros(()), persistent=False)
 
     def embed(self, pos: Tensor) -> Tensor:
@@ -36,5 +36,5 @@ class Sinusoidal(Scheme):
 
 
 def frequencies(width: int, theta: float, device: torch.device) -> Tensor:
-    """theta^(−2t/width) for t = 0 … width/2 − 1."""
+    """Returns theta^(−2t/width) for t = 0 … width/2 − 1."""
     return theta ** -(exact(torch.arange(0, width, 2, device=device)) / width)

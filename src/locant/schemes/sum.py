@@ -1,6 +1,6 @@
 """Several schemes at once: `Sum(Tisa(...), Learned(...))`, or `tisa:kernels=5+learned:length=512`.
 
-Embeddings, biases and relative terms add, rotations chain, gains multiply.
+Embeddings, biases and vector terms add, rotations are applied one after the other, and gains multiply.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Sum(Scheme):
                 spelled = ", ".join(f"{part} has {size}" for part, size in sizes)
                 raise ValueError(f"the parts of a Sum must belong to one model; {dim} differs: {spelled}")
         self.parts = nn.ModuleList(flat)
-        for dim in DIMS:  # a Sum has the dimensions its parts have
+        for dim in DIMS:  # a Sum has the dimensions of its parts
             for part in flat:
                 if hasattr(part, dim):
                     setattr(self, dim, getattr(part, dim))
         # A vector gain does not commute with rotations: (R_i q)ᵀ diag(g_r) (R_j k) depends on i and j, not on r alone.
         rotations = [part for part in flat if part.rotates]
         mixed = bool(rotations) and any(_has_vector_gain(part) for part in flat)
-        # Nor do rotations of different pairs of coordinates commute with each other.
+        # Rotations of different pairs of coordinates do not commute with each other either.
         tangled = len(rotations) > 1 and (len({part.planes for part in rotations}) > 1 or rotations[0].planes is None)
         self.shift_invariant = all(part.shift_invariant for part in flat) and not mixed and not tangled
         self.pairwise = all(part.pairwise for part in flat) and not tangled
@@ -41,6 +41,7 @@ class Sum(Scheme):
         self.max_length = min((part.max_length for part in flat if part.max_length is not None), default=None)
 
     def schemes(self) -> list[Scheme]:
+        """Returns the parts."""
         return [part for part in self.parts if isinstance(part, Scheme)]
 
     def parts_of_sum(self) -> list[Scheme]:
@@ -91,7 +92,27 @@ class Sum(Scheme):
         return own.pop() if own else usual
 
     def parameter_count(self) -> int:
-        return sum(part.parameter_count() for part in set(self.schemes()))  # a part that is there twice is shared
+        return sum(part.parameter_count() for part in set(self.schemes()))  # a part that occurs twice is shared
+
+    def _curved(self) -> list[Scheme]:
+        return [part for part in dict.fromkeys(self.schemes()) if part.can_start_from_curve]
+
+    @property
+    def can_start_from_curve(self) -> bool:
+        """Whether exactly one part can: nothing decides how two of them would share a curve."""
+        return len(self._curved()) == 1
+
+    def start_from_curve(self, offsets: Tensor, bias: Tensor, weight: Tensor) -> None:
+        (part,) = self._curved()
+        part.start_from_curve(offsets, bias, weight)
+
+    def start_from_table(self, first: Tensor, rest: Tensor) -> None:
+        for part in self.schemes():
+            part.start_from_table(first, rest)
+
+    def clear_values(self) -> None:
+        for part in self.schemes():
+            part.clear_values()
 
     def __str__(self) -> str:
         return "+".join(map(str, self.parts))

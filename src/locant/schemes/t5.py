@@ -1,10 +1,10 @@
-"""T5's relative bias: a learned number per head and bucket of offsets.
+"""T5's relative bias: one learned bias per head and bucket of offsets.
 
     logit_ij = scale · q_i·k_j + table[h, bucket(r)]
 
-Half of the buckets are for r > 0 when bidirectional; of each side, half hold one distance each and the rest grow
-logarithmically up to `max_distance`. Raffel et al. 2020, arXiv 1910.10683. (T5 itself runs with scale = 1 and one
-table for all layers; both are the model's business.)
+Raffel et al. 2020, arXiv 1910.10683. If bidirectional, half of the buckets are for r > 0. On each side, half of the
+buckets hold one distance each, and the others grow logarithmically up to `max_distance`. T5 itself uses scale = 1 and
+one table for all layers; both are decisions of the model, not of the scheme.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class T5(Scheme):
         self.table = nn.Parameter(torch.randn(n_heads, buckets) * 0.02)
 
     def bucket(self, r: Tensor) -> Tensor:
+        """Returns the bucket of each offset."""
         side = self.buckets // 2 if self.bidirectional else self.buckets
         start = (r > 0) * side if self.bidirectional else 0
         distance = r.abs() if self.bidirectional else (-r).clamp(min=0)
-        single = side // 2  # distances below this have a bucket of their own
-        # float32, as in the models that were trained with it: the edges of the buckets depend on the rounding
+        single = side // 2  # each distance below this has its own bucket
+        # float32, as in published models: the edges of the buckets depend on the rounding
         octaves = torch.log(distance.clamp(min=1).float() / single) / math.log(self.max_distance / single)
         grouped = (single + (octaves * (side - single)).long()).clamp(max=side - 1)
         return start + torch.where(distance < single, distance, grouped)
@@ -50,6 +51,10 @@ class T5(Scheme):
 
     def terms(self, r: Tensor) -> Terms:
         return Terms(bias=wide(self.table[:, self.bucket(r)]))
+
+    @property
+    def bucket_table(self) -> Tensor:
+        return self.table
 
     def parameter_count(self) -> int:
         return self.buckets * self.n_heads

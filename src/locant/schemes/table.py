@@ -1,4 +1,4 @@
-"""What the clipped relative tables (Shaw, Huang) have in common: a row per offset, the last row beyond `clip`."""
+"""Clipped tables over offsets (Shaw, Huang): one row per offset, and the last row for all offsets beyond `clip`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEADS = ("shared", "own")
 
 
 def table_heads(scheme: Scheme, clip: int, heads: str, n_heads: int) -> int:
-    """Checks the options all tables take; 1 if one table serves every head, else n_heads."""
+    """Checks the options of a table and returns its number of heads: 1 if all heads share it, else n_heads."""
     check_int(scheme, "clip", clip, at_least=1)
     check_choice(scheme, "heads", heads, HEADS)
     check_int(scheme, "n_heads", n_heads, at_least=1)
@@ -18,5 +18,5 @@ def table_heads(scheme: Scheme, clip: int, heads: str, n_heads: int) -> int:
 
 
 def rows(table: Tensor, r: Tensor, clip: int) -> Tensor:
-    """[H, R(, D)] from a table [H, 2·clip + 1(, D)] whose first row is r = −clip."""
+    """Returns [H, R(, D)] from a table [H, 2·clip + 1(, D)] whose first row is r = −clip."""
     return wide(table[:, r.clamp(-clip, clip) + clip])

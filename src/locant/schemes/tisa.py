@@ -2,8 +2,8 @@
 
     logit_ij = scale · q_i·k_j + f(r)        f(r) = Σ_s amplitude_s · exp(−|sharpness_s| · (r − offset_s)²)
 
-A few Gaussian bumps over the offset for every head: any length, three numbers per bump, readable as a curve.
-`kernels=0` is no position at all.
+The bias is a sum of a few Gaussian kernels over the offset for every head, with three parameters per kernel. It works
+at any length. `kernels=0` has no effect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from locant.schemes.base import Scheme, check_int, wide
+from locant.schemes.components import Components
+from locant.schemes.matching_pursuit import gaussians
 from locant.terms import Terms
+
+FLATTEST = 1e-5
+"""Sharpness below which a kernel counts as flat, in the scale of the parameters."""
 
 
 class Tisa(Scheme):
@@ -25,7 +30,7 @@ class Tisa(Scheme):
         check_int(self, "kernels", kernels, at_least=0)
         check_int(self, "n_heads", n_heads, at_least=1)
         self.kernels, self.n_heads = kernels, n_heads
-        # The authors' initialisation.
+        # The authors' initialization.
         self.amplitude = nn.Parameter(0.1 + 0.01 * torch.randn(n_heads, kernels))
         self.sharpness = nn.Parameter(0.1 + 0.01 * torch.randn(n_heads, kernels))
         self.offset = nn.Parameter(5.0 * torch.randn(n_heads, kernels))
@@ -34,18 +39,39 @@ class Tisa(Scheme):
         return Terms(bias=self.bumps(r).sum(-1))
 
     def bumps(self, r: Tensor) -> Tensor:
-        """Every kernel by itself, [H, R, kernels]; f is their sum."""
+        """Returns every kernel separately, [H, R, kernels]; f is their sum."""
         amplitude, sharpness, offset = (wide(x)[:, None, :] for x in (self.amplitude, self.sharpness, self.offset))
         distance = r[None, :, None] - offset
-        # e^−80 is nothing beside a logit, and what would be less than the smallest float takes CPUs ten times as long.
+        # e^−80 is negligible in a logit, and CPUs are ten times slower on values below the smallest normal float.
         return amplitude * torch.exp((-sharpness.abs() * distance**2).clamp(min=-80.0))
 
     def parameter_count(self) -> int:
         return 3 * self.kernels * self.n_heads
 
+    def components(self, r: Tensor) -> Components | None:
+        if self.kernels == 0:
+            return None
+        bumps = self.bumps(r)
+        return Components("added to the logit", bumps.sum(-1), bumps, self.amplitude, self.sharpness, self.offset)
+
+    def parameter_scale(self, name: str) -> Tensor | float:
+        """A kernel is 1/√sharpness wide, and sharpness spans four decades in a trained model."""
+        sharpness = self.sharpness.detach().abs().clamp(min=FLATTEST)
+        return {"sharpness": sharpness, "offset": 1 / sharpness.sqrt()}.get(name, 1.0)
+
+    @property
+    def can_start_from_curve(self) -> bool:
+        return self.kernels > 0
+
+    def start_from_curve(self, offsets: Tensor, bias: Tensor, weight: Tensor) -> None:
+        amplitude, sharpness, centre = gaussians(offsets, bias, weight, self.kernels)
+        self.amplitude.data.copy_(amplitude)
+        self.sharpness.data.copy_(sharpness)
+        self.offset.data.copy_(centre)
+
     @classmethod
     def from_published(cls, state: Mapping[str, Tensor]) -> Tisa:
-        """A scheme with the behaviour of the authors' published module.
+        """Returns a scheme that computes the same as the authors' published module.
 
         Their code evaluates the kernels at i − j − 1 = −r − 1, mirrored and shifted by one against the paper:
         (−r − 1 − c)² = (r − (−c − 1))², so the same curve has offset −(c + 1). `state` is the module's
@@ -60,7 +86,7 @@ class Tisa(Scheme):
         return scheme
 
     def to_published(self) -> dict[str, Tensor]:
-        """The state_dict of the authors' published module with this scheme's behaviour."""
+        """Returns the state_dict with which the authors' published module computes the same as this scheme."""
         return {
             "kernel_offsets": -(self.offset.detach().mT + 1),
             "kernel_amplitudes": self.amplitude.detach().mT.clone(),

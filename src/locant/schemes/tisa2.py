@@ -3,9 +3,9 @@
     f(r) = log( eps + |bias| + Σ_s |amplitude_s| · sigmoid( sign(amplitude_s) · (r − offset_s) / sharpness_s ) )
            − slope_h · |r|
 
-Steps instead of bumps, inside a logarithm, under an ALiBi-like decay. The slopes are fixed and geometric: head h
-sees about `min_field` … `max_field` positions (its weight falls to 1e-8 at half its field on either side). The
-last `free` heads have no position: no steps, slope 0.
+Sigmoid steps instead of Gaussian kernels, inside a logarithm, minus a decay like ALiBi's. The slopes are fixed. Head h
+has a field of f_h positions, with f_h geometric from `min_field` to `max_field`: the decay alone reduces its weight to
+1e-8 at a distance of f_h / 2. The last `free` heads have no steps and slope 0.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from locant.schemes.base import Scheme, check_float, check_int, exact, wide
+from locant.schemes.components import Components
 from locant.terms import Terms
 
 EPS = 1e-8
@@ -51,6 +52,7 @@ class Tisa2(Scheme):
         self.bias = nn.Parameter(torch.ones(n_heads))
 
     def slopes(self, device: torch.device | None = None) -> Tensor:
+        """Returns the slope of the decay of each head, [H]."""
         aware = self.n_heads - self.free
         steepest, flattest = (-math.log(EPS) / (field / 2) for field in (self.min_field, self.max_field))
         step = exact(torch.arange(aware, device=device)) / max(aware - 1, 1)
@@ -58,15 +60,25 @@ class Tisa2(Scheme):
         return torch.cat([geometric, geometric.new_zeros(self.free)])
 
     def terms(self, r: Tensor) -> Terms:
-        total = EPS + wide(self.bias).abs()[:, None] + self.steps(r).sum(-1)  # [H, R]
-        return Terms(bias=total.log() - self.slopes(r.device)[:, None] * r.abs())
+        return Terms(bias=self._sum(self.steps(r)).log() - self.slopes(r.device)[:, None] * r.abs())
 
     def steps(self, r: Tensor) -> Tensor:
-        """Every step by itself, [H, R, kernels]: what is summed inside the logarithm. None in free heads."""
+        """Returns every step separately, [H, R, kernels]: the sum is inside the logarithm. Zero in free heads."""
         amplitude, sharpness, offset = (wide(x)[:, None, :] for x in (self.amplitude, self.sharpness, self.offset))
         steps = amplitude.abs() * torch.sigmoid(amplitude.sign() * (r[None, :, None] - offset) / sharpness)
         aware = torch.arange(self.n_heads, device=r.device)[:, None, None] < self.n_heads - self.free
         return steps * aware
+
+    def _sum(self, steps: Tensor) -> Tensor:
+        """[H, R], the argument of the logarithm."""
+        return EPS + wide(self.bias).abs()[:, None] + steps.sum(-1)
+
+    def components(self, r: Tensor) -> Components | None:
+        if self.kernels == 0:
+            return None
+        steps = self.steps(r)
+        meaning = "inside the logarithm"
+        return Components(meaning, self._sum(steps), steps, self.amplitude, self.sharpness, self.offset)
 
     def parameter_count(self) -> int:
         return (3 * self.kernels + 1) * self.n_heads

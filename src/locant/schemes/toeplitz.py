@@ -2,8 +2,8 @@
 
     logit_ij = scale · q_i·k_j + table[h, min(max(r, −clip), clip)]
 
-Liu et al. 2021, arXiv 2103.14030, in one dimension. The bias [L, L] of a head is a Toeplitz matrix, and any with this
-clipping can be had: it is the most that TISA, T5, ALiBi and KERPLE could reach up to that distance.
+Liu et al. 2021, arXiv 2103.14030, in one dimension. The bias [L, L] of a head is a Toeplitz matrix. Up to the distance
+`clip` it can be any, so it is an upper bound for TISA, T5, ALiBi and KERPLE.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from locant.terms import Terms
 
 
 class Toeplitz(Scheme):
-    """A number per head and offset. Parameters: (2 · clip + 1) · n_heads."""
+    """A bias per head and offset. Parameters: (2 · clip + 1) · n_heads."""
 
     def __init__(self, *, clip: int = 128, n_heads: int) -> None:
         super().__init__()
@@ -34,3 +34,13 @@ class Toeplitz(Scheme):
 
     def parameter_count(self) -> int:
         return (2 * self.clip + 1) * self.n_heads
+
+    def start_from_curve(self, offsets: Tensor, bias: Tensor, weight: Tensor) -> None:
+        near = offsets.abs() <= self.clip
+        columns = (offsets + self.clip)[near]
+        low, high = int(columns.min()), int(columns.max())
+        table = torch.zeros(self.table.shape, dtype=torch.float64)
+        table[:, columns] = bias[:, near]
+        table[:, :low] = table[:, low : low + 1]  # beyond the measured offsets: the value of the farthest one
+        table[:, high + 1 :] = table[:, high : high + 1]
+        self.table.data.copy_(table)

@@ -2,8 +2,8 @@
 
     logit_ij = scale · ( (q_i + u)·k_j + (q_i + v)·a_r )        a_r = W s(i − j) = W s(−r)
 
-s is the sinusoid of the distance i − j, first all sines, then all cosines; u and v are a vector per head.
-In the terms of this library: query = a, key = u, score = v·a.
+s is the sinusoid of the distance i − j, first all sines, then all cosines. u and v are one vector per head each. In
+`Terms`: query = a, key = u, score = v·a.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""xPos: RoPE whose waves fade with distance. Sun et al. 2023, arXiv 2212.10554.
+"""xPos: RoPE with a decay over distance. Sun et al. 2023, arXiv 2212.10554.
 
     q_i → ζ^{i/base} R_i q_i        k_j → ζ^{−j/base} R_j k_j        ζ_t = (2t/d + γ) / (1 + γ)
 
-so that the pair t of the product is multiplied by ζ_t^{(i−j)/base}: it fades towards the past and grows towards
-the future, which is why xPos is meant for causal models. The growth is taken from the middle of the positions of
-each row, and in float64 where the span would overflow the dtype given. Where float64 would overflow it refuses
-(compiled code, which cannot look at positions, gives inf or NaN there).
+The pair t of the product is multiplied by ζ_t^{(i−j)/base}. This decays towards the past and grows towards the future,
+so xPos is meant for causal models. The powers are relative to the middle position of each row. If they would overflow
+the dtype of q and k, the result is float64; if they would overflow float64, `rotate` raises. Compiled code cannot read
+positions: it always uses float64, and returns inf or NaN in the last case.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Xpos(Scheme):
         last = torch.maximum(q_pos.amax(-1), k_pos.amax(-1))
         middle = (exact(first + last) / 2)[:, None]  # [B or 1, 1]
 
-        if torch.compiler.is_compiling():  # compiled code cannot look at the positions: be safe
+        if torch.compiler.is_compiling():  # the span is not known
             q, k = q.double(), k.double()
         else:
             span = int((last - first).max())

@@ -9,13 +9,13 @@ from torch import nn
 
 from locant.experiments import arms
 from locant.experiments.comparison import begin, where
-from locant.experiments.preset import PUZZLE, preset
+from locant.experiments.presets import PUZZLE, find_preset
 from locant.experiments.run import execute
-from locant.experiments.tasks import task
+from locant.experiments.tasks import find_task
 from locant.experiments.tasks.algo import PUZZLES, TESTING, TRAINING, VOCABULARY, problem
 from locant.experiments.tasks.task import Setting
 from locant.runs.budget import Budget
-from locant.runs.run_folder import lines
+from locant.runs.files import lines
 from tests import bert
 
 TOKENS = {number: token for token, number in VOCABULARY.items()}
@@ -27,7 +27,7 @@ def small(**changes):
 
 def setting(name, folder, **changes):
     sizes = small(**changes)
-    return Setting(sizes, task(f"algo:{name}").tokenizer(None, sizes), folder)
+    return Setting(sizes, find_task(f"algo:{name}").tokenizer(None, sizes), folder)
 
 
 def number(digits):
@@ -97,7 +97,7 @@ def test_parity_is_one_token_and_no_guess_is_better_than_chance():
 
 @pytest.mark.parametrize("name", PUZZLES)
 def test_only_the_answer_is_trained_on_and_padding_is_to_the_right(name, tmp_path):
-    here, algo = setting(name, tmp_path), task(f"algo:{name}")
+    here, algo = setting(name, tmp_path), find_task(f"algo:{name}")
     examples = algo.examples(here, 0, 30)
     batch = algo.collate(here, [examples[at] for at in range(30)])
     assert batch["input_ids"].shape == batch["labels"].shape == batch["attention_mask"].shape
@@ -119,7 +119,7 @@ def test_only_the_answer_is_trained_on_and_padding_is_to_the_right(name, tmp_pat
 
 
 def test_an_example_depends_on_its_seed_and_number_alone(tmp_path):
-    here, algo = setting("sort", tmp_path), task("algo:sort")
+    here, algo = setting("sort", tmp_path), find_task("algo:sort")
 
     def ids(seed, count, at):
         return algo.examples(here, seed, count)[at]["input_ids"].tolist()
@@ -133,21 +133,21 @@ def test_an_example_depends_on_its_seed_and_number_alone(tmp_path):
 
 @pytest.mark.usefixtures("_any_length")
 def test_tests_are_the_same_for_every_seed_and_no_training_example(tmp_path):
-    asked = []
+    inputs = []
 
-    class Listening(Answering):
+    class Recording(Answering):
         def forward(self, input_ids):
-            asked.append(input_ids.tolist())
+            inputs.append(input_ids.tolist())
             return super().forward(input_ids)
 
-    here, algo = setting("copy", tmp_path, length=12, longest=1), task("algo:copy")
-    list(algo.evaluate(Listening(), here))
-    list(algo.evaluate(Listening(), here))
-    assert asked[0] == asked[1]
+    here, algo = setting("copy", tmp_path, length=12, longest=1), find_task("algo:copy")
+    list(algo.evaluate(Recording(), here))
+    list(algo.evaluate(Recording(), here))
+    assert inputs[0] == inputs[1]
     trained = {
         tuple(algo.examples(here, seed, 100)[at]["input_ids"].tolist()) for seed in range(14) for at in range(100)
     }
-    assert not trained & {tuple(row) for row in asked[0]}
+    assert not trained & {tuple(row) for row in inputs[0]}
 
 
 def test_the_tokenizer_has_one_token_for_a_symbol(tmp_path):
@@ -160,36 +160,36 @@ def test_the_tokenizer_has_one_token_for_a_symbol(tmp_path):
         assert tokenizer("b c key 4 =")["input_ids"] == [VOCABULARY[token] for token in ("b", "c", "key", "4", "=")]
 
 
-# ---- what is refused ------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------
 
 
 def test_data_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"reads no data; leave out --data some\.txt"):
-        task("algo:copy").tokenizer("some.txt", small())
+    with pytest.raises(ValueError, match=r"reads no data; got some\.txt"):
+        find_task("algo:copy").tokenizer("some.txt", small())
     with pytest.raises(ValueError, match="reads no data"):
-        task("algo:copy").prepare("some.txt", setting("copy", tmp_path), 10)
+        find_task("algo:copy").prepare("some.txt", setting("copy", tmp_path), 10)
 
 
 def test_a_model_with_another_vocabulary_is_refused(tmp_path):
     here = replace(setting("copy", tmp_path), tokenizer=bert.tokenizer())
     with pytest.raises(ValueError, match="vocabulary of its own"):
-        task("algo:copy").prepare(None, here, 10)
+        find_task("algo:copy").prepare(None, here, 10)
 
 
 def test_a_test_without_end_is_refused(tmp_path):
     with pytest.raises(ValueError, match="evaluated must be at least 1"):
-        task("algo:copy").prepare(None, setting("copy", tmp_path, evaluated=0), 10)
+        find_task("algo:copy").prepare(None, setting("copy", tmp_path, evaluated=0), 10)
 
 
 def test_a_model_that_sees_the_answer_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="bert reads what it should foretell"):
-        arms.check(task("algo:copy"), setting("copy", tmp_path), "bert", "native")
-    arms.check(task("algo:copy"), setting("copy", tmp_path), "llama", "native")
+    with pytest.raises(ValueError, match="bert reads the tokens that it should predict"):
+        arms.check(find_task("algo:copy"), setting("copy", tmp_path), "bert", "native")
+    arms.check(find_task("algo:copy"), setting("copy", tmp_path), "llama", "native")
 
 
 def test_unknown_puzzles():
     with pytest.raises(ValueError, match=r"algo needs one of its tasks.*there is: copy, reverse, sort"):
-        task("algo:chess")
+        find_task("algo:chess")
 
 
 # ---- lengths --------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_unknown_puzzles():
 
 @pytest.mark.parametrize("name", PUZZLES)
 def test_a_table_is_as_long_as_the_largest_training_example_and_no_longer(name, tmp_path):
-    here, algo = setting(name, tmp_path, longest=2), task(f"algo:{name}")
+    here, algo = setting(name, tmp_path, longest=2), find_task(f"algo:{name}")
     tokens = PUZZLES[name].tokens
     for spec in ("native", "learned"):
         arms.check(algo, here, "gpt2", spec)
@@ -212,31 +212,31 @@ def test_a_table_is_as_long_as_the_largest_training_example_and_no_longer(name, 
 
 def test_a_table_that_is_too_short_to_train_with(tmp_path):
     here = setting("addition", tmp_path, length=10)  # 33 tokens
-    with pytest.raises(ValueError, match=r"trained at 33 tokens: its positions end at 20.*--preset quick:length=5$"):
-        arms.check(task("algo:addition"), here, "gpt2", "learned:length=20")
+    with pytest.raises(ValueError, match=r"trained at 33 tokens: its positions end at 20.*or a preset with length=5$"):
+        arms.check(find_task("algo:addition"), here, "gpt2", "learned:length=20")
 
 
 def test_a_scheme_can_be_put_into_the_smallest_puzzle(tmp_path):
     here = setting("parity", tmp_path, length=4)  # 6 tokens, fewer than swap tries a model out with
     for spec in ("learned", "tisa", "native"):
-        arms.check(task("algo:parity"), here, "gpt2", spec)
+        arms.check(find_task("algo:parity"), here, "gpt2", spec)
     with pytest.raises(ValueError, match="trained at 6 tokens: its positions end at 5"):
-        arms.check(task("algo:parity"), here, "gpt2", "learned:length=5")
+        arms.check(find_task("algo:parity"), here, "gpt2", "learned:length=5")
 
 
 def test_sizes_double(tmp_path):
     here = setting("copy", tmp_path, longest=8)
-    made = arms.build(task("algo:copy"), here, "gpt2", "nope", seed=0).eval()
-    assert [each.length for each in task("algo:copy").evaluate(made, here)] == [5, 10, 20, 40]
-    said = task("algo:copy").prepare(None, here, 10)
-    assert said == "copy, made as it is needed: sizes 1 to 5, tested at 5, 10, 20, 40"
+    made = arms.build(find_task("algo:copy"), here, "gpt2", "nope", seed=0).eval()
+    assert [each.length for each in find_task("algo:copy").evaluate(made, here)] == [5, 10, 20, 40]
+    about = find_task("algo:copy").prepare(None, here, 10)
+    assert about == "copy, generated on demand: sizes 1 to 5, tested at 5, 10, 20, 40"
 
 
 # ---- scores ---------------------------------------------------------------------------------------
 
 
 class Answering(nn.Module):
-    """Knows the next token, but for the places it is told to be wrong at: (row, place in the answer)."""
+    """A model that predicts every next token except at some places: (row, place in the answer)."""
 
     def __init__(self, wrong=(), answer=5):
         super().__init__()
@@ -261,7 +261,7 @@ def _any_length(monkeypatch):
 @pytest.mark.usefixtures("_any_length")
 def test_exact_is_whole_answers_and_token_is_single_ones(tmp_path, monkeypatch):
     monkeypatch.setattr("locant.experiments.tasks.algo.TOKENS_AT_ONCE", 50)  # several batches, the last one shorter
-    here, algo = setting("copy", tmp_path, longest=1), task("algo:copy")
+    here, algo = setting("copy", tmp_path, longest=1), find_task("algo:copy")
     (found,) = algo.evaluate(Answering(), here)
     assert dict(found.values) == {"exact": 1.0, "token": 1.0}
     (found,) = algo.evaluate(Answering([(0, 0), (0, 4), (7, 2), (19, 1)]), here)
@@ -272,7 +272,7 @@ def test_exact_is_what_greedy_decoding_gets_right(tmp_path):
     """With a model that was trained a little, so that some answers are right and some are not."""
     torch.manual_seed(0)
     sizes = {"length": 3, "width": 32, "evaluated": 60, "longest": 1}
-    here, algo = setting("sort", tmp_path, **sizes), task("algo:sort")
+    here, algo = setting("sort", tmp_path, **sizes), find_task("algo:sort")
     model = arms.build(algo, here, "gpt2", "native", seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     examples = algo.examples(here, 0, 64 * 80)
@@ -301,7 +301,7 @@ def test_outputs_that_are_no_numbers(tmp_path):
             return SimpleNamespace(logits=torch.full((*input_ids.shape, len(VOCABULARY)), torch.nan))
 
     with pytest.raises(ValueError, match="NaN"):
-        list(task("algo:copy").evaluate(Broken(), setting("copy", tmp_path)))
+        list(find_task("algo:copy").evaluate(Broken(), setting("copy", tmp_path)))
 
 
 # ---- a run ----------------------------------------------------------------------------------------
@@ -310,10 +310,10 @@ def test_outputs_that_are_no_numbers(tmp_path):
 def test_a_run_learns_to_copy(tmp_path):
     """One run, from the command's parts: three letters at most, where a guess is right once in 26³."""
     text = "quick:length=3,layers=2,heads=2,width=64,batch=64,evaluated=100,longest=2,rate=0.005"
-    assert preset(text, PUZZLE).length == 3
+    assert find_preset(text, PUZZLE).length == 3
     comparison = begin(
         tmp_path / "out", task="algo:copy", schemes=["learned", "alibi"], data=None, model=None, seeds=[0],
-        budget=Budget(steps=120), preset=text, calibrate=lambda *given: 0.0, say=lambda words: None,
+        budget=Budget(steps=120), preset=text, calibrate=lambda *given: 0.0,
     )  # fmt: skip
     (run, _) = comparison.runs()
     here = where(tmp_path / "out", run)

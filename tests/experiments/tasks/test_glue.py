@@ -1,4 +1,4 @@
-"""GLUE: the files of its nine tasks, its metrics against other code, and what is said about files that are wrong."""
+"""GLUE: the files of its nine tasks, its metrics against other code, and the errors for malformed files."""
 
 import gzip
 import lzma
@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from locant.experiments import arms
-from locant.experiments.preset import FINETUNE
-from locant.experiments.tasks import DETAILED, task
+from locant.experiments.presets import FINETUNE
+from locant.experiments.tasks import DETAILED, find_task
 from locant.experiments.tasks.glue import KINDS
 from locant.experiments.tasks.task import Setting
+from locant.runs.glue_files import FORMATS
 from tests import bert
 
 PRESET = replace(FINETUNE["quick"], length=48, batch=4)
@@ -56,8 +57,8 @@ def line(name, number, first, second, label):
     if name == "CoLA":
         return f"gj04\t{label}\t*\t{first}"
     values = dict.fromkeys(HEADERS[name], f"f{number}")
-    columns = KINDS[name].texts
-    values |= {columns[0]: first, KINDS[name].label: label}
+    columns = FORMATS[name].texts
+    values |= {columns[0]: first, FORMATS[name].label: label}
     if len(columns) > 1:
         values[columns[1]] = second
     return "\t".join(values.values())
@@ -98,7 +99,7 @@ def setting(folder, tokenizer=None, **changes):
 
 def refused(name, data, tmp_path, kind=ValueError, **changes):
     with pytest.raises(kind) as caught:
-        task(f"glue:{name}").prepare(str(data), setting(tmp_path / "out", **changes), 0)
+        find_task(f"glue:{name}").prepare(str(data), setting(tmp_path / "out", **changes), 0)
     return str(caught.value)
 
 
@@ -107,17 +108,17 @@ def refused(name, data, tmp_path, kind=ValueError, **changes):
 
 def test_all_nine_tasks_are_there():
     assert set(DETAILED["glue"]) == {"CoLA", "SST-2", "MRPC", "STS-B", "RTE", "QNLI", "WNLI", "MNLI", "QQP"}
-    assert task("glue:cola").name == "glue:CoLA"
+    assert find_task("glue:cola").name == "glue:CoLA"
 
 
 @pytest.mark.parametrize("where", ["root", "folder"])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_line_becomes_its_texts_and_its_label(name, where, tmp_path):
     write(tmp_path / "glue" / name, name)
-    here, glue = setting(tmp_path / "out"), task(f"glue:{name}")
-    said = glue.prepare(str(tmp_path / "glue" / (name if where == "folder" else "")), here, 0)
-    assert said.startswith("12 examples of ")
-    assert f"tested on {8 * len(parts_of(name))} others" in said
+    here, glue = setting(tmp_path / "out"), find_task(f"glue:{name}")
+    about = glue.prepare(str(tmp_path / "glue" / (name if where == "folder" else "")), here, 0)
+    assert about.startswith("12 examples of ")
+    assert f"tested on {8 * len(parts_of(name))} others" in about
     examples = glue.examples(here, 0, 12)
     got = sorted((here.tokenizer.decode(x["input_ids"]), float(x["labels"])) for x in (examples[n] for n in range(12)))
     wanted = []
@@ -133,20 +134,20 @@ def test_packed_files(suffix, opener, tmp_path):
     for part in ("train", "dev"):
         with opener(tmp_path / f"{part}.tsv{suffix}", "wt", encoding="utf-8") as file:
             file.write(content("RTE", 5))
-    assert task("glue:RTE").prepare(str(tmp_path), setting(tmp_path / "out"), 0).startswith("5 examples")
+    assert find_task("glue:RTE").prepare(str(tmp_path), setting(tmp_path / "out"), 0).startswith("5 examples")
 
 
 def test_lines_with_carriage_returns_a_mark_at_the_start_and_no_end(tmp_path):
     write(tmp_path, "RTE")
     text = content("RTE", 12).rstrip("\n").replace("\n", "\r\n")
     (tmp_path / "train.tsv").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert task("glue:RTE").prepare(str(tmp_path), setting(tmp_path / "out"), 0).startswith("12 examples")
+    assert find_task("glue:RTE").prepare(str(tmp_path), setting(tmp_path / "out"), 0).startswith("12 examples")
 
 
 def test_prepare_again_replaces_what_was_open(tmp_path):
     write(tmp_path / "a", "RTE")
     write(tmp_path / "b", "RTE", train=7)
-    here, glue = setting(tmp_path / "out"), task("glue:RTE")
+    here, glue = setting(tmp_path / "out"), find_task("glue:RTE")
     glue.prepare(str(tmp_path / "a"), here, 0)
     old = glue.examples(here, 0, 12)
     before = [old[n]["input_ids"].tolist() for n in range(12)]
@@ -157,11 +158,11 @@ def test_prepare_again_replaces_what_was_open(tmp_path):
 
 def test_no_more_lines_than_a_run_sees_and_from_all_over(tmp_path):
     write(tmp_path, "SST-2", train=40, test=30)
-    here, glue = setting(tmp_path / "out", evaluated=9), task("glue:SST-2")
+    here, glue = setting(tmp_path / "out", evaluated=9), find_task("glue:SST-2")
     glue.prepare(str(tmp_path), here, 10)
     assert sorted({int(n) for n in glue.examples(here, 0, 100).order}) == list(range(10))
     assert len(glue.examples(here, 0, 100)) == 100
-    model = Parrot(2)
+    model = Counter(2)
     list(glue.evaluate(model, here))
     assert model.rows == 9
 
@@ -197,7 +198,7 @@ def test_a_folder_of_something_else(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "said"),
+    ("name", "wrong", "message"),
     [
         ("CoLA", "2", "has 0, 1"),
         ("RTE", "maybe", "has entailment, not_entailment"),
@@ -208,12 +209,12 @@ def test_a_folder_of_something_else(tmp_path):
         ("QQP", "", "has 0, 1"),
     ],
 )
-def test_a_label_out_of_range(name, wrong, said, tmp_path):
+def test_a_label_out_of_range(name, wrong, message, tmp_path):
     write(tmp_path, name)
     text = content(name, 4) + line(name, 4, "a", "b", wrong) + "\n"
     (tmp_path / "train.tsv").write_text(text, encoding="utf-8")
     error = refused(name, tmp_path, tmp_path)
-    assert said in error
+    assert message in error
     assert f"line {5 if name == 'CoLA' else 6}: " in error
 
 
@@ -241,9 +242,9 @@ def test_qqp_has_a_few_lines_that_are_left_out_and_counted(tmp_path):
     lines = content("QQP", 300).rstrip("\n").split("\n")
     lines[7], lines[90] = "3\t4\thow is", lines[90] + "\tmore"
     (tmp_path / "train.tsv").write_text("\n".join(lines), encoding="utf-8")
-    said = task("glue:QQP").prepare(str(tmp_path), setting(tmp_path / "out"), 0)
-    assert said.startswith("298 examples")
-    assert said.endswith("; 2 malformed lines are left out")
+    about = find_task("glue:QQP").prepare(str(tmp_path), setting(tmp_path / "out"), 0)
+    assert about.startswith("298 examples")
+    assert about.endswith("; 2 malformed lines are left out")
     for number in range(10, 20):
         lines[number] = "x"
     (tmp_path / "train.tsv").write_text("\n".join(lines), encoding="utf-8")
@@ -274,8 +275,8 @@ def test_the_hub_where_there_is_no_network(tmp_path, monkeypatch):
         raise ConnectionError("no network")
 
     monkeypatch.setattr("datasets.load_dataset", offline)
-    with pytest.raises(ValueError, match=r"nyu-mll/glue \(stsb\).*no network.*--data"):
-        task("glue:STS-B").prepare(None, setting(tmp_path), 0)
+    with pytest.raises(ValueError, match=r"nyu-mll/glue \(stsb\).*no network.*Name a folder with GLUE's own files"):
+        find_task("glue:STS-B").prepare(None, setting(tmp_path), 0)
 
 
 def test_the_hub(tmp_path, monkeypatch):
@@ -289,16 +290,16 @@ def test_the_hub(tmp_path, monkeypatch):
     asked, parts = [], {name: part(1) for name in ("train", "validation_matched", "validation_mismatched")}
     monkeypatch.setattr("datasets.load_dataset", lambda *args: asked.append(args) or DatasetDict(parts))
     here = setting(tmp_path)
-    said = task("glue:MNLI").prepare("some/glue", here, 0)
-    assert (asked, said) == ([("some/glue", "mnli")], "3 examples of some/glue (mnli), tested on 6 others")
-    got = task("glue:MNLI").examples(here, 0, 3)
+    about = find_task("glue:MNLI").prepare("some/glue", here, 0)
+    assert (asked, about) == ([("some/glue", "mnli")], "3 examples of some/glue (mnli), tested on 6 others")
+    got = find_task("glue:MNLI").examples(here, 0, 3)
     assert sorted(int(got[n]["labels"]) for n in range(3)) == [0, 1, 2]
     parts["train"] = part(-1)  # the hidden labels of `test`
     with pytest.raises(ValueError, match="train, row 2: the label is -1; glue:MNLI has 0 to 2"):
-        task("glue:MNLI").prepare("some/glue", here, 0)
+        find_task("glue:MNLI").prepare("some/glue", here, 0)
     parts["train"] = part(1).remove_columns("premise")
     with pytest.raises(ValueError, match="must have a part 'train' with 'premise', 'hypothesis', 'label'"):
-        task("glue:MNLI").prepare("some/glue", here, 0)
+        find_task("glue:MNLI").prepare("some/glue", here, 0)
 
 
 # ---- batches --------------------------------------------------------------------------------------
@@ -306,7 +307,7 @@ def test_the_hub(tmp_path, monkeypatch):
 
 def test_a_batch_is_as_long_as_its_longest_example(tmp_path):
     write(tmp_path / "glue", "RTE")
-    here, glue = setting(tmp_path / "out"), task("glue:RTE")
+    here, glue = setting(tmp_path / "out"), find_task("glue:RTE")
     glue.prepare(str(tmp_path / "glue"), here, 0)
     examples = [glue.examples(here, 0, 12)[n] for n in range(12)]
     batch = glue.collate(here, examples)
@@ -324,7 +325,7 @@ def test_a_batch_is_as_long_as_its_longest_example(tmp_path):
 
 def test_long_texts_are_cut(tmp_path):
     write(tmp_path / "glue", "RTE")
-    here, glue = setting(tmp_path / "out", length=10), task("glue:RTE")
+    here, glue = setting(tmp_path / "out", length=10), find_task("glue:RTE")
     glue.prepare(str(tmp_path / "glue"), here, 0)
     examples = [glue.examples(here, 0, 12)[n]["input_ids"] for n in range(12)]
     assert max(map(len, examples)) == 10
@@ -333,7 +334,7 @@ def test_long_texts_are_cut(tmp_path):
 
 def test_the_order_is_that_of_the_seed_and_no_example_depends_on_how_many_there_are(tmp_path):
     write(tmp_path / "glue", "RTE")
-    here, glue = setting(tmp_path / "out"), task("glue:RTE")
+    here, glue = setting(tmp_path / "out"), find_task("glue:RTE")
     glue.prepare(str(tmp_path / "glue"), here, 0)
     some, more, other = (glue.examples(here, seed, count).order.tolist() for seed, count in ((1, 20), (1, 50), (2, 50)))
     assert more[:20] == some
@@ -348,7 +349,7 @@ def test_a_tokenizer_without_separators_gets_them(tmp_path):
     write(tmp_path / "glue", "RTE")
     made = Tokenizer(models.WordLevel({"<end>": 0, "?": 1, "x": 2, "late": 3}, unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    glue = task("glue:RTE")
+    glue = find_task("glue:RTE")
     with pytest.raises(ValueError, match="no end token"):
         glue.prepare(
             str(tmp_path / "glue"), setting(tmp_path / "out", PreTrainedTokenizerFast(tokenizer_object=made)), 0
@@ -369,35 +370,35 @@ def test_a_tokenizer_without_separators_gets_them(tmp_path):
 # ---- metrics --------------------------------------------------------------------------------------
 
 
-def matthews(said, right):
-    pairs = list(zip(said, right, strict=True))
+def matthews(predicted, right):
+    pairs = list(zip(predicted, right, strict=True))
     tp, tn, fp, fn = (pairs.count(pair) for pair in ((1, 1), (0, 0), (1, 0), (0, 1)))
     return (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
 
 
-def f1(said, right):
-    both = sum(a == b == 1 for a, b in zip(said, right, strict=True))
-    return 2 * both / (sum(said) + sum(right))
+def f1(predicted, right):
+    both = sum(a == b == 1 for a, b in zip(predicted, right, strict=True))
+    return 2 * both / (sum(predicted) + sum(right))
 
 
-def accuracy(said, right):
-    return sum(a == b for a, b in zip(said, right, strict=True)) / len(said)
+def accuracy(predicted, right):
+    return sum(a == b for a, b in zip(predicted, right, strict=True)) / len(predicted)
 
 
-def pearson(said, right):
-    a, b = (torch.tensor(x, dtype=torch.float64) for x in (said, right))
+def pearson(predicted, right):
+    a, b = (torch.tensor(x, dtype=torch.float64) for x in (predicted, right))
     a, b = a - a.mean(), b - b.mean()
     return float((a @ b) / (a.norm() * b.norm()))
 
 
-def spearman(said, right):
+def spearman(predicted, right):
     def ranks(values):  # ties share the mean of their places
         return [sum(y < x for y in values) + (sum(y == x for y in values) + 1) / 2 for x in values]
 
-    return pearson(ranks(said), ranks(right))
+    return pearson(ranks(predicted), ranks(right))
 
 
-SAID, RIGHT = [1, 0, 1, 1, 0, 0, 1, 1, 0, 1], [1, 0, 0, 1, 1, 0, 1, 0, 0, 1]
+PREDICTED, RIGHT = [1, 0, 1, 1, 0, 0, 1, 1, 0, 1], [1, 0, 0, 1, 1, 0, 1, 0, 0, 1]
 SCORES = {
     "CoLA": (lambda s, r: {"matthews": matthews(s, r)}, "matthews"),
     "SST-2": (lambda s, r: {"accuracy": accuracy(s, r)}, "accuracy"),
@@ -413,17 +414,17 @@ SCORES = {
 @pytest.mark.parametrize("name", SCORES)
 def test_the_metrics_of_the_benchmark(name):
     oracle, ranked = SCORES[name]
-    said = [0.3, 1.1, 4.8, 2.2, 2.2, 0.1] if name == "STS-B" else SAID
+    predicted = [0.3, 1.1, 4.8, 2.2, 2.2, 0.1] if name == "STS-B" else PREDICTED
     right = [0.0, 2.0, 5.0, 2.0, 1.5, 0.0] if name == "STS-B" else RIGHT
-    wanted = {key: 100 * value for key, value in oracle(said, right).items()}
+    wanted = {key: 100 * value for key, value in oracle(predicted, right).items()}
     if ranked not in wanted:
         wanted[ranked] = sum(wanted.values()) / 2
-    assert KINDS[name].scores(said, right) == pytest.approx(wanted)
-    assert task(f"glue:{name}").metric == ranked
+    assert KINDS[name].scores(predicted, right) == pytest.approx(wanted)
+    assert find_task(f"glue:{name}").metric == ranked
 
 
-class Parrot(nn.Module):
-    """Says something that depends on the text alone: how many of its tokens are not padding, and the first of them."""
+class Counter(nn.Module):
+    """A model whose output depends on the text alone: on the number of its tokens and on the first of them."""
 
     def __init__(self, labels):
         super().__init__()
@@ -441,23 +442,23 @@ class Parrot(nn.Module):
 def test_a_model_is_scored_on_every_line_with_its_own_label(name, tmp_path, monkeypatch):
     monkeypatch.setattr("locant.experiments.tasks.rows.TOKENS_AT_ONCE", 100)  # several batches, in another order
     write(tmp_path / "glue", name, test=23)
-    here, glue = setting(tmp_path / "out"), task(f"glue:{name}")
+    here, glue = setting(tmp_path / "out"), find_task(f"glue:{name}")
     glue.prepare(str(tmp_path / "glue"), here, 0)
     labels = glue.head(here)["num_labels"]
     assert labels == {"STS-B": 1, "MNLI": 3}.get(name, 2)
     assert (glue.head(here)["problem_type"] == "regression") == (name == "STS-B")
-    (found,) = glue.evaluate(Parrot(labels), here)
+    (found,) = glue.evaluate(Counter(labels), here)
     scores = {}
     for number, part in enumerate(parts_of(name)):
-        said, right = [], []
+        predicted, right = [], []
         for first, second, _, label in rows(name, 23, shift=2 + number):
             ids = here.tokenizer(*([first, second] if name in PAIRS else [first]), truncation=True, max_length=48)[
                 "input_ids"
             ]
             value = len(ids) + ids[1]
-            said.append(value if labels == 1 else value % labels)
+            predicted.append(value if labels == 1 else value % labels)
             right.append(label)
-        scores[part] = {"accuracy": accuracy(said, right)} if name == "MNLI" else SCORES[name][0](said, right)
+        scores[part] = {"accuracy": accuracy(predicted, right)} if name == "MNLI" else SCORES[name][0](predicted, right)
     if name == "MNLI":
         matched, mismatched = (100 * scores[part]["accuracy"] for part in ("dev_matched", "dev_mismatched"))
         assert matched != mismatched
@@ -471,12 +472,12 @@ def test_a_model_is_scored_on_every_line_with_its_own_label(name, tmp_path, monk
 
 
 def test_a_constant_has_no_correlation(tmp_path):
-    class Constant(Parrot):
+    class Constant(Counter):
         def forward(self, input_ids, **rest):
             return SimpleNamespace(logits=torch.ones(len(input_ids), 1))
 
     write(tmp_path / "glue", "STS-B")
-    here, glue = setting(tmp_path / "out"), task("glue:STS-B")
+    here, glue = setting(tmp_path / "out"), find_task("glue:STS-B")
     glue.prepare(str(tmp_path / "glue"), here, 0)
     (found,) = glue.evaluate(Constant(1), here)
     assert "no correlation" in found.refused
@@ -484,12 +485,12 @@ def test_a_constant_has_no_correlation(tmp_path):
 
 
 def test_outputs_that_are_no_numbers(tmp_path):
-    class Broken(Parrot):
+    class Broken(Counter):
         def forward(self, input_ids, **rest):
             return SimpleNamespace(logits=torch.full((len(input_ids), 2), math.nan))
 
     write(tmp_path / "glue", "RTE")
-    here, glue = setting(tmp_path / "out"), task("glue:RTE")
+    here, glue = setting(tmp_path / "out"), find_task("glue:RTE")
     glue.prepare(str(tmp_path / "glue"), here, 0)
     with pytest.raises(ValueError, match="NaN"):
         list(glue.evaluate(Broken(2), here))
@@ -503,7 +504,7 @@ def test_outputs_that_are_no_numbers(tmp_path):
 def test_the_arms_of_a_model_in_a_folder(name, spec, tmp_path):
     model = bert.save(tmp_path / "model")
     write(tmp_path / "glue", name)
-    here, glue = setting(tmp_path / "out"), task(f"glue:{name}")
+    here, glue = setting(tmp_path / "out"), find_task(f"glue:{name}")
     glue.prepare(str(tmp_path / "glue"), here, 0)
     arms.check(glue, here, model, spec)
     made = arms.build(glue, here, model, spec, seed=0)
@@ -524,5 +525,5 @@ def test_the_arms_of_a_model_in_a_folder(name, spec, tmp_path):
 
 
 def test_a_shape_is_no_trained_model():
-    with pytest.raises(ValueError, match="glue:CoLA starts from a trained model: name one with --model"):
-        task("glue:CoLA").tokenizer(None, PRESET)
+    with pytest.raises(ValueError, match="glue:CoLA starts from a trained model; name one, by its folder"):
+        find_task("glue:CoLA").tokenizer(None, PRESET)

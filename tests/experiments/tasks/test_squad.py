@@ -1,4 +1,4 @@
-"""SQuAD: windows that hold the answer they say, answers found again, and the official script's scores."""
+"""SQuAD: the answer in each window, the best spans, and the scores of the official script."""
 
 import gzip
 import itertools
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from locant.experiments import arms
-from locant.experiments.preset import ANSWERS
-from locant.experiments.tasks import task
+from locant.experiments.presets import ANSWERS
+from locant.experiments.tasks import find_task
 from locant.experiments.tasks.rows import open_rows
 from locant.experiments.tasks.squad import ANSWER, Span, Windows, score, spans
 from locant.experiments.tasks.task import Setting
@@ -27,20 +27,20 @@ PRESET = replace(ANSWERS["quick"], length=32, batch=4, longest=4, evaluated=0)
 WORDS = ["the", "old", "mill", "stood", "by", "a", "river", "in", "north", "until", "1803", "its", "wheel", "broke"]
 
 
-def paragraph(number, questions=2):
+def paragraph(number, count=2):
     """A text of some 40 words, with questions about one or two of them."""
     words = [f"{WORDS[(number + at * 5) % len(WORDS)]}{at:02d}" for at in range(40)]  # none of them twice
     words[7] = f"Q{number}."
-    context, asked = " ".join(words), []
-    for which in range(questions):
+    context, questions = " ".join(words), []
+    for which in range(count):
         at = (3 + 17 * which + number) % 38
         start = len(" ".join(words[:at])) + (1 if at else 0)
         text = " ".join(words[at : at + 1 + which])
-        asked.append(
+        questions.append(
             {"id": f"{number}-{which}", "question": f"  what is it {which}?",
              "answers": [{"text": text, "answer_start": start}, {"text": "another", "answer_start": 0}]}
         )  # fmt: skip
-    return {"context": context, "qas": asked}
+    return {"context": context, "qas": questions}
 
 
 def articles(first, count, each=2):
@@ -68,17 +68,17 @@ def setting(folder, **changes):
 
 def prepared(tmp_path, train=None, test=None, **changes):
     here = setting(tmp_path / "out", **changes)
-    said = task("squad").prepare(str(write(tmp_path / "squad", train, test)), here, 0)
-    return here, said
+    about = find_task("squad").prepare(str(write(tmp_path / "squad", train, test)), here, 0)
+    return here, about
 
 
-def questions_of(found):
+def questionsof(found):
     return [(p["context"], q) for article in found for p in article["paragraphs"] for q in p["qas"]]
 
 
 def refused(data, tmp_path, kind=ValueError, **changes):
     with pytest.raises(kind) as caught:
-        task("squad").prepare(None if data is None else str(data), setting(tmp_path / "out", **changes), 0)
+        find_task("squad").prepare(None if data is None else str(data), setting(tmp_path / "out", **changes), 0)
     return str(caught.value)
 
 
@@ -96,7 +96,7 @@ def written(ids):
 @pytest.mark.parametrize("length", [16, 32, 64, 512])
 def test_the_answer_of_a_window_read_back_is_the_answer(length):
     nowhere = 0
-    for context, question in questions_of(articles(0, 5)):
+    for context, question in questionsof(articles(0, 5)):
         answer = question["answers"][0]
         some = {"question": [question["question"]], "context": [context]}
         some |= {"answer": [answer["text"]], "start": [answer["answer_start"]]}
@@ -121,7 +121,7 @@ def test_the_answer_of_a_window_read_back_is_the_answer(length):
 @pytest.mark.parametrize("length", [16, 32, 64])
 def test_the_windows_of_a_question_overlap_and_cover_the_paragraph(length, tmp_path):
     here, _ = prepared(tmp_path, length=length, longest=1)
-    for number, (context, _) in enumerate(questions_of(articles(3, 2))):
+    for number, (context, _) in enumerate(questionsof(articles(3, 2))):
         rows = [row for row in open_rows(here.folder / f"test-{length}.arrow") if row["question"] == number]
         places = [[(s, e) for s, e in zip(row["starts"], row["ends"], strict=True) if s >= 0] for row in rows]
         assert places[0][0][0] == 0
@@ -147,7 +147,7 @@ def test_a_question_that_is_too_long_leaves_room_for_the_paragraph(tmp_path):
 
 def test_a_batch_and_what_the_model_makes_of_it(tmp_path):
     here, _ = prepared(tmp_path)
-    squad, model = task("squad"), bert.save(tmp_path / "model")
+    squad, model = find_task("squad"), bert.save(tmp_path / "model")
     examples = squad.examples(here, 0, 8)
     batch = squad.collate(here, [examples[n] for n in range(8)])
     assert torch.equal(batch["attention_mask"] == 0, batch["input_ids"] == 0)
@@ -162,23 +162,23 @@ def test_a_batch_and_what_the_model_makes_of_it(tmp_path):
 
 def test_the_order_is_that_of_the_seed(tmp_path):
     here, _ = prepared(tmp_path)
-    some, more, other = (task("squad").examples(here, s, n).order.tolist() for s, n in ((1, 20), (1, 90), (2, 20)))
+    some, more, other = (find_task("squad").examples(here, s, n).order.tolist() for s, n in ((1, 20), (1, 90), (2, 20)))
     assert more[:20] == some != other
 
 
 def test_prepare_twice(tmp_path):
-    here, said = prepared(tmp_path)
-    old = task("squad").examples(here, 0, 5)
+    here, about = prepared(tmp_path)
+    old = find_task("squad").examples(here, 0, 5)
     before = [old[n]["input_ids"].tolist() for n in range(5)]
-    assert task("squad").prepare(str(tmp_path / "squad"), here, 0) == said
+    assert find_task("squad").prepare(str(tmp_path / "squad"), here, 0) == about
     assert [old[n]["input_ids"].tolist() for n in range(5)] == before
 
 
-def test_no_more_questions_than_asked_for(tmp_path):
+def test_no_more_questionsthan_asked_for(tmp_path):
     here = setting(tmp_path / "out", evaluated=3)
-    said = task("squad").prepare(str(write(tmp_path / "squad")), here, 5)
-    assert "tested on 3 others" in said
-    assert "of 5 of them" in said
+    about = find_task("squad").prepare(str(write(tmp_path / "squad")), here, 5)
+    assert "tested on 3 others" in about
+    assert "of 5 of them" in about
     assert len(open_rows(here.folder / "questions.arrow")) == 3
 
 
@@ -218,7 +218,7 @@ def test_padding_is_no_answer():
 
 
 class Oracle(nn.Module):
-    """Knows where the answers are, by the inputs; in windows without one it is very sure of something else."""
+    """A model that finds every answer by its inputs. In a window without one, its logits are higher elsewhere."""
 
     def __init__(self, table, questions):
         super().__init__()
@@ -249,11 +249,11 @@ def test_a_model_that_knows_the_answers_gets_them_all_at_every_length(tmp_path, 
     found["qas"][0]["answers"][0] = {"text": found["context"][10:45], "answer_start": 10}
     here, _ = prepared(tmp_path, test=test, length=32, longest=4)
     wanted = {}
-    for number, (_, question) in enumerate(questions_of(test)):
+    for number, (_, question) in enumerate(questionsof(test)):
         answer = question["answers"][0]
         wanted[number] = (answer["answer_start"], answer["answer_start"] + len(answer["text"]))
     rows = [row for length in (32, 64) for row in open_rows(here.folder / f"test-{length}.arrow")]
-    found = list(task("squad").evaluate(Oracle(rows, wanted), here))
+    found = list(find_task("squad").evaluate(Oracle(rows, wanted), here))
     assert [each.length for each in found] == [32, 64, 128]
     assert found[2].refused == "no"
     # At 32 tokens a long answer is in no window as a whole, and cannot be found.
@@ -265,12 +265,12 @@ def test_a_model_that_knows_the_answers_gets_them_all_at_every_length(tmp_path, 
     shifted = {
         number: (start, end) for number, (start, end) in enumerate(wanted[(n + 1) % len(wanted)] for n in wanted)
     }
-    assert list(task("squad").evaluate(Oracle(rows, shifted), here))[1].values["exact_match"] < 50
+    assert list(find_task("squad").evaluate(Oracle(rows, shifted), here))[1].values["exact_match"] < 50
 
 
-def test_a_model_with_64_positions_says_what_it_cannot_read(tmp_path):
+def test_a_model_with_64_positions_refuses_longer_inputs(tmp_path):
     here, _ = prepared(tmp_path, longest=4)
-    squad, model = task("squad"), bert.save(tmp_path / "model", positions=64)
+    squad, model = find_task("squad"), bert.save(tmp_path / "model", positions=64)
     native = list(squad.evaluate(arms.build(squad, here, model, "native", 0).eval(), here))
     assert [(each.length, each.refused) for each in native] == [(32, ""), (64, ""), (128, "its positions end at 64")]
     any_length = list(squad.evaluate(arms.build(squad, here, model, "tisa:kernels=2", 0).eval(), here))
@@ -293,11 +293,11 @@ def plain(text):
     return [word for word in words if word and word not in ("a", "an", "the")]
 
 
-def official(said, answers):
+def official(predicted, answers):
     """Exact match and F1 of one question."""
 
     def f1(answer):
-        one, other = plain(said), plain(answer)
+        one, other = plain(predicted), plain(answer)
         common = 0
         rest = list(other)
         for word in one:
@@ -310,7 +310,7 @@ def official(said, answers):
             else 2 * (common / len(one)) * (common / len(other)) / (common / len(one) + common / len(other))
         )
 
-    return max(plain(said) == plain(answer) for answer in answers), max(map(f1, answers))
+    return max(plain(predicted) == plain(answer) for answer in answers), max(map(f1, answers))
 
 
 CASES = [
@@ -326,14 +326,16 @@ CASES = [
 
 
 def scored(pairs):
-    questions = [{"id": str(n), "context": said, "answers": answers} for n, (said, answers) in enumerate(pairs)]
-    return score(questions, [Span(0.0, 0, len(said)) for said, _ in pairs])
+    questions = [
+        {"id": str(n), "context": predicted, "answers": answers} for n, (predicted, answers) in enumerate(pairs)
+    ]
+    return score(questions, [Span(0.0, 0, len(predicted)) for predicted, _ in pairs])
 
 
-@pytest.mark.parametrize(("said", "answers"), CASES)
-def test_the_scores_are_those_of_the_official_script(said, answers):
-    exact, f1 = official(said, answers)
-    assert scored([(said, answers)]) == pytest.approx({"exact_match": 100 * exact, "f1": 100 * f1}, abs=1e-4)
+@pytest.mark.parametrize(("predicted", "answers"), CASES)
+def test_the_scores_are_those_of_the_official_script(predicted, answers):
+    exact, f1 = official(predicted, answers)
+    assert scored([(predicted, answers)]) == pytest.approx({"exact_match": 100 * exact, "f1": 100 * f1}, abs=1e-4)
 
 
 def test_the_score_is_the_mean_over_questions():
@@ -347,10 +349,11 @@ WORD = st.sampled_from(["the", "a", "An", "Cat", "cat.", "U.S.", "-", "1,803", "
 
 @settings(max_examples=80, deadline=None)
 @given(
-    said=st.lists(WORD, max_size=6), answers=st.lists(st.lists(WORD, min_size=1, max_size=5), min_size=1, max_size=3)
+    predicted=st.lists(WORD, max_size=6),
+    answers=st.lists(st.lists(WORD, min_size=1, max_size=5), min_size=1, max_size=3),
 )
-def test_random_answers(said, answers):
-    one, others = " ".join(said), [" ".join(answer) for answer in answers]
+def test_random_answers(predicted, answers):
+    one, others = " ".join(predicted), [" ".join(answer) for answer in answers]
     if not plain(one) and any(not plain(other) for other in others):
         return  # nothing is left of both: see the docstring of squad.py
     exact, f1 = official(one, others)
@@ -365,41 +368,41 @@ def test_packed_files_and_others_beside_them(suffix, opener, tmp_path):
     for name, found in {"train-v1.1": articles(0, 3), "dev-v1.1": articles(3, 2), "dev-v2.0": []}.items():
         with opener(tmp_path / f"{name}.json{suffix}", "wt", encoding="utf-8") as file:
             file.write(content(found))
-    said = task("squad").prepare(str(tmp_path), setting(tmp_path / "out"), 0)
-    assert said.startswith("12 questions of ")
-    assert "tested on 8 others" in said
+    about = find_task("squad").prepare(str(tmp_path), setting(tmp_path / "out"), 0)
+    assert about.startswith("12 questions of ")
+    assert "tested on 8 others" in about
 
 
 @pytest.mark.parametrize("count", [3, 25])
-def test_one_file_is_parted_by_articles_or_paragraphs(count, tmp_path):
+def test_one_file_is_split_by_articles_or_paragraphs(count, tmp_path):
     path = tmp_path / "all.json"
     found = articles(0, count, each=10 if count == 3 else 1)
     path.write_text(content(found), encoding="utf-8")
     here = setting(tmp_path / "out")
-    said = task("squad").prepare(str(path), here, 0)
+    about = find_task("squad").prepare(str(path), here, 0)
     held = open_rows(here.folder / "questions.arrow")
     assert [row["id"] for row in held] == ["19-0", "19-1"]
-    assert said.startswith(f"{(30 if count == 3 else 25) * 2 - 2} questions")
+    assert about.startswith(f"{(30 if count == 3 else 25) * 2 - 2} questions")
 
 
 def test_a_file_with_too_little_to_keep_some_for_testing(tmp_path):
     path = tmp_path / "few.json"
     path.write_text(content(articles(0, 2)), encoding="utf-8")
-    assert "has 4 paragraphs; at least 20" in refused(path, tmp_path)
+    assert "has 4 paragraphs; it needs at least 20" in refused(path, tmp_path)
 
 
-def test_answers_that_are_not_where_they_say_are_left_out_and_counted(tmp_path):
+def test_answers_that_are_not_at_their_index_are_left_out_and_counted(tmp_path):
     found = articles(0, 3)
     found[0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
     found[1]["paragraphs"][1]["qas"][1]["answers"][0]["answer_start"] = -3
-    _, said = prepared(tmp_path, train=found)
-    assert said.startswith("10 questions")
-    assert said.endswith("; 2 are left out: their answer is not where answer_start says")
+    _, about = prepared(tmp_path, train=found)
+    assert about.startswith("10 questions")
+    assert about.endswith("; 2 are left out: their answer is not at its answer_start")
 
 
-def test_no_answer_at_all_is_where_it_says(tmp_path):
+def test_no_answer_at_all_is_at_its_index(tmp_path):
     found = articles(0, 1)
-    for _, question in questions_of(found):
+    for _, question in questionsof(found):
         question["answers"][0]["answer_start"] = 10_000
     assert "none of 4 answers" in refused(write(tmp_path / "squad", train=found), tmp_path)
 
@@ -417,7 +420,7 @@ def test_a_question_twice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "is not in JSON"),
         ('{"data": [', "is not in JSON"),
@@ -429,10 +432,10 @@ def test_a_question_twice(tmp_path):
         ('{"data": [{"paragraphs": [{"context": "x", "qas": [{"id": "1", "answers": []}]}]}]}', "KeyError('question')"),
     ],
 )
-def test_files_that_are_wrong(text, said, tmp_path):
+def test_files_that_are_wrong(text, message, tmp_path):
     write(tmp_path / "squad")
     (tmp_path / "squad" / "dev-v1.1.json").write_text(text, encoding="utf-8")
-    assert said in refused(tmp_path / "squad", tmp_path)
+    assert message in refused(tmp_path / "squad", tmp_path)
 
 
 def test_files_that_are_not_there(tmp_path):
@@ -456,15 +459,15 @@ def test_the_hub(tmp_path, monkeypatch):
         rows = [
             {"id": q["id"], "question": q["question"], "context": context, "title": "",
              "answers": {name: [answer[name] for answer in q["answers"]] for name in ("text", "answer_start")}}
-            for context, q in questions_of(found)
+            for context, q in questionsof(found)
         ]  # fmt: skip
         return Dataset.from_list(rows)
 
     parts = DatasetDict({"train": part(articles(0, 3)), "validation": part(articles(3, 2))})
     monkeypatch.setattr("datasets.load_dataset", lambda name: parts)
     here = setting(tmp_path / "hub")
-    said = task("squad").prepare(None, here, 0)
-    assert said.startswith("12 questions of rajpurkar/squad")
+    about = find_task("squad").prepare(None, here, 0)
+    assert about.startswith("12 questions of rajpurkar/squad")
     other, _ = prepared(tmp_path)
     for name in ("train.arrow", "test-64.arrow", "questions.arrow"):
         assert open_rows(here.folder / name).to_list() == open_rows(other.folder / name).to_list()

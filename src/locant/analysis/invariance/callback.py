@@ -1,4 +1,4 @@
-"""R² while a model is trained: a callback for transformers' Trainer."""
+"""Records R² during training: a callback for transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from locant.analysis.invariance.toeplitz import r2_of, without_diagonal
 
 @torch.no_grad()
 def _now(stacks: list[Stack], first: int, last: int | None) -> dict[str, float]:
-    """What can change in training, without intervals and controls: names as they stand in the logs."""
+    """Every R² that training can change, by its name in the logs, without intervals and controls."""
     values = {}
     for stack in stacks:
         prefix = f"invariance/{stack.name}/" if stack.name else "invariance/"
@@ -48,11 +48,12 @@ def _now(stacks: list[Stack], first: int, last: int | None) -> dict[str, float]:
 
 
 class InvarianceCallback(TrainerCallback):
-    """Records R² of the table and of the first layer's heads at the start and at every log step of a Trainer.
+    """Records R² of the table and of the first layer's heads at the start and at every logging step of a Trainer.
 
-    `records` is a list of {"step": …, "invariance/gram": …, "invariance/cosine": …, "invariance/head_1": …}; the
-    same numbers go into the logs and the Trainer's log_history. A Trainer calls its reporters (TensorBoard, …)
-    before callbacks it was given: for them, put this one first in trainer.callback_handler.callbacks.
+    `records` is a list of {"step": …, "invariance/gram": …, "invariance/cosine": …, "invariance/head_1": …}. The
+    callback adds the same numbers to the logs and to the Trainer's log_history. A Trainer calls its reporters
+    (TensorBoard, …) before the callbacks it was given. If they are to receive the numbers, move this callback to the
+    front of trainer.callback_handler.callbacks.
     """
 
     def __init__(self, *, first: int = 1, last: int | None = None) -> None:
@@ -61,18 +62,20 @@ class InvarianceCallback(TrainerCallback):
         self._stacks: list[Stack] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Finds the model inside its wrappers and records step 0."""
         model = kwargs["model"]
         while not isinstance(model, PreTrainedModel):  # PEFT, DDP, compiled
             inner = next(
                 (x for x in map(model._modules.get, ("module", "base_model", "model", "_orig_mod")) if x), None
             )
             if inner is None:
-                raise TypeError(f"no model of transformers found in {type(kwargs['model']).__name__}")
+                raise TypeError(f"found no model of transformers inside {type(kwargs['model']).__name__}")
             model = inner
         self._stacks = stacks(model)
         self._record(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Records R² once for each step that is logged."""
         if not self._stacks or state.global_step == self.records[-1]["step"]:  # evaluation, or the last summary
             return
         values = self._record(state.global_step)
@@ -85,8 +88,8 @@ class InvarianceCallback(TrainerCallback):
         values = _now(self._stacks, self.first, self.last)
         if not values:
             raise ValueError(
-                "there is nothing to record: this model has no table of positions, and its scheme is "
-                "translation-invariant whatever its parameters are, or there is none"
+                "there is nothing to record: this model has no table of positions, and it has no scheme, or one that "
+                "is translation-invariant for all values of its parameters"
             )
         self.records.append({"step": step, **values})
         return values

@@ -1,7 +1,8 @@
-"""A table of positions lives in few dimensions, which are sine/cosine pairs of low frequency (RepL4NLP 2024)."""
+"""Principal components of a table of positions: in trained models few, and sine/cosine pairs (RepL4NLP 2024)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -24,33 +25,41 @@ class Component:
 
 @dataclass(frozen=True)
 class Structure:
-    first: int
+    """The principal components of a table."""
+
+    first: int  # positions that the table was restricted to, both included
     last: int
     width: int
-    spectrum: tuple[float, ...]  # shares of the variance, all of them
+    spectrum: tuple[float, ...]  # the share of the variance of each component, the largest first
     dimensions: dict[int, int]  # components needed for 90, 95 and 99 % of the variance
     components: tuple[Component, ...]  # the leading ones
     pairs: tuple[tuple[int, int], ...]  # numbers of components that are sine and cosine of one frequency
+
+    @property
+    def cumulative(self) -> list[float]:
+        """Share of the variance that the first 1, 2, 3, … components hold together."""
+        return list(itertools.accumulate(self.spectrum))
 
 
 @torch.no_grad()
 def structure(
     table: Tensor, *, first: int = 1, last: int | None = None, components: int = 10, tolerance: float = 30.0
 ) -> Structure:
-    """Principal components of a table and what they are over position: spectrum, frequencies, sine/cosine pairs.
+    """Returns the principal components of a table: spectrum, dominant frequencies, sine/cosine pairs.
 
-    The centred table is U S Vᵀ; component c is the column U_c S_c over position, c_f its Fourier coefficients. The
-    dominant frequency is the f > 0 of largest |c_f|, in whole cycles per sequence. Two components are a pair when they
-    share it and their phases are 90° apart, within `tolerance` degrees; each component is in one pair at most.
+    The centered table is U S Vᵀ; component c is the column U_c S_c over position, c_f its Fourier coefficients. The
+    dominant frequency is the f > 0 of largest |c_f|, in whole cycles per sequence. Two components are a pair if they
+    have the same dominant frequency and their phases differ by 90°, within `tolerance` degrees. A component is in one
+    pair at most.
     """
     rows, first, last = rows_of(table, first, last)
     n = rows.shape[0]
     if n < 4:
-        raise ValueError(f"frequencies need at least 4 positions, got {n}")
+        raise ValueError(f"frequencies need at least 4 positions; got {n}")
     u, s, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
     variance = s.square()
     if float(variance.sum()) <= (1e-12 * float(rows.abs().max())) ** 2 * rows.numel():
-        raise ValueError("all rows of the table are the same: there is no variance to explain")
+        raise ValueError("the table has no variance: all its rows are the same")
     shares = variance / variance.sum()
     reached = shares.cumsum(0)
     found = []

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from locant.analysis.invariance.schemes import LENGTH, scheme_logits
 from locant.analysis.invariance.scores import NONE, Control, of_heads, of_logits, of_table
 from locant.analysis.invariance.stack import Stack, stacks
 from locant.analysis.invariance.toeplitz import r2_of
-from locant.schemes import Nope, Scheme
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from locant.hf.plan import Attention
+from locant.hf.plan import Attention
+from locant.schemes import Scheme
 
 
 @dataclass(frozen=True)
-class Row:
-    """One number about a model. `exact` is 1 where the mathematics of the scheme says so, whatever its parameters."""
+class InvarianceRow:
+    """One R² of a model. `exact` is 1 if the scheme is Toeplitz for all values of its parameters."""
 
-    stack: str  # "" or, of an encoder-decoder, which
+    stack: str  # "encoder" or "decoder"; "" for a model with one stack
     layer: int | None  # None: added to the tokens, before the first layer
     head: int | None
     scheme: str
@@ -32,10 +29,10 @@ class Row:
     first: int
     last: int
     r2: float
-    exact: float | None
-    interval: tuple[float, float] | None
-    control: Control | None
-    note: str
+    exact: float | None = None
+    interval: tuple[float, float] | None = None
+    control: Control | None = None
+    note: str = ""
 
 
 @torch.no_grad()
@@ -47,15 +44,15 @@ def of_model(
     length: int = LENGTH,
     samples: int = 20,
     seed: int = 0,
-) -> list[Row]:
-    """Every R² of a model of transformers, swapped or not.
+) -> list[InvarianceRow]:
+    """Returns every R² of a model of transformers, swapped or not.
 
-    A table: E Eᵀ, cosines, and F̂ of each head of the first layer where its weights are found, over first … last. A
-    scheme inside attention: its logits with all tokens alike, over positions 0 … length − 1, mean over random tokens
-    where it acts on tokens; one set of rows for each scheme that differs. `exact` is 1 where moving all positions
-    changes nothing and a pair depends on nothing but itself, so that the logits are Toeplitz by their mathematics.
+    For a table: E Eᵀ, cosines, and F̂ of each head of the first layer where locant finds its weights, over positions
+    first … last. For a scheme inside attention: its logits when all tokens are the same, over positions 0 … length − 1,
+    as a mean over random tokens if the scheme acts on tokens. Layers with equal schemes have one set of rows. `exact`
+    is 1 if moving all positions changes nothing and a pair depends on no other token: the logits are then Toeplitz.
     """
-    rows: list[Row] = []
+    rows: list[InvarianceRow] = []
     for stack in stacks(model):
         before = len(rows)
         if stack.table is not None:
@@ -65,69 +62,53 @@ def of_model(
             zip(stack.modules, stack.attentions, stack.schemes, strict=False), start=1
         ):
             same = id(scheme) if list(scheme.parameters()) else str(scheme)
-            if type(scheme) is not Nope and same not in done:
+            if not scheme.silent and same not in done:
                 rows += _scheme_rows(stack, layer, module, attention, scheme, length, samples, seed)
             done.add(same)
         if len(rows) == before:
-            note = "no positions: the tokens are a set, and but for a causal mask their order cannot be seen"
-            rows.append(
-                Row(stack.name, None, None, "nope", "logits", 0, length - 1, 1.0, 1.0, None, None, note)
-            )  # all zeros, which is constant
+            note = "no positions: except for a causal mask, the model treats its tokens as a set"
+            zeros = InvarianceRow(stack.name, None, None, "nope", "logits", 0, length - 1, r2=1.0, exact=1.0, note=note)
+            rows.append(zeros)  # a constant matrix is Toeplitz
     return rows
 
 
-def _table_rows(stack: Stack, first: int, last: int | None, samples: int, seed: int) -> list[Row]:
+def _table_rows(stack: Stack, first: int, last: int | None, samples: int, seed: int) -> list[InvarianceRow]:
     assert stack.table is not None
     table = stack.table().detach()
     x = of_table(table, first=first, last=last, samples=samples, seed=seed)
-    where = (stack.spec, x.first, x.last)
+    row = partial(InvarianceRow, stack=stack.name, scheme=stack.spec, first=x.first, last=x.last)
+    of_rows = partial(row, layer=None, head=None)
     note = f"norm of position 0: {x.norm_of_0:.3g} × the median"
+    without = (x.off_diagonal_interval, x.off_diagonal_control)
     rows = [
-        _row(stack, None, None, "E Eᵀ", *where, x.gram, None, x.gram_interval, x.gram_control, note),
-        _row(
-            stack,
-            None,
-            None,
-            "E Eᵀ, i ≠ j",
-            *where,
-            x.off_diagonal,
-            None,
-            x.off_diagonal_interval,
-            x.off_diagonal_control,
-            "",
-        ),
-        _row(stack, None, None, "cosine", *where, x.cosine, None, x.cosine_interval, x.cosine_control, ""),
+        of_rows(quantity="E Eᵀ", r2=x.gram, interval=x.gram_interval, control=x.gram_control, note=note),
+        of_rows(quantity="E Eᵀ, i ≠ j", r2=x.off_diagonal, interval=without[0], control=without[1]),
+        of_rows(quantity="cosine", r2=x.cosine, interval=x.cosine_interval, control=x.cosine_control),
     ]
+    of_first_layer = partial(row, layer=1, quantity="E W_Q W_Kᵀ Eᵀ")
     weights = stack.head_weights()
     if weights is None:
-        note = f"no query and key weights known in {type(stack.modules[0]).__name__}"
-        return [*rows, _row(stack, 1, None, "E W_Q W_Kᵀ Eᵀ", *where, NONE, None, None, None, note)]
+        note = f"found no query and key weights in {type(stack.modules[0]).__name__}"
+        return [*rows, of_first_layer(head=None, r2=NONE, note=note)]
     heads = of_heads(table, *weights, stack.attentions[0].n_heads, first=first, last=last, samples=samples, seed=seed)
-    note = "layer norm left out"
-    return rows + [_row(stack, 1, x.head, "E W_Q W_Kᵀ Eᵀ", *where, x.r2, None, None, x.control, note) for x in heads]
-
-
-def _row(
-    stack: Stack, layer: int | None, head: int | None, quantity: str, scheme: str, first: int, last: int, r2: float,
-    exact: float | None, interval: tuple[float, float] | None, control: Control | None, note: str,
-) -> Row:  # fmt: skip
-    return Row(stack.name, layer, head, scheme, quantity, first, last, r2, exact, interval, control, note)
+    return rows + [
+        of_first_layer(head=x.head, r2=x.r2, control=x.control, note="without the layer norm") for x in heads
+    ]
 
 
 def _scheme_rows(
     stack: Stack, layer: int, module: nn.Module, attention: Attention, scheme: Scheme, length: int, samples: int,
     seed: int,
-) -> list[Row]:  # fmt: skip
+) -> list[InvarianceRow]:  # fmt: skip
     logits = scheme_logits(
         scheme, length=length, n_heads=attention.n_heads, head_dim=attention.head_dim,
         causal=bool(getattr(module, "is_causal", False)), seed=seed,
     )  # fmt: skip
     r2 = r2_of(logits).mean(0)
     controls = of_logits(logits[0], samples=samples, seed=seed)
-    exact = 1.0 if scheme.shift_invariant and scheme.pairwise else None
-    note = "the bias itself" if logits.shape[0] == 1 else f"mean over {logits.shape[0]} random q and k"
-    last = logits.shape[-1] - 1
-    return [
-        _row(stack, layer, x.head, "logits", str(scheme), 0, last, float(r2[x.head - 1]), exact, None, x.control, note)
-        for x in controls
-    ]
+    row = partial(
+        InvarianceRow, stack=stack.name, layer=layer, scheme=str(scheme), quantity="logits", first=0,
+        last=logits.shape[-1] - 1, exact=1.0 if scheme.shift_invariant and scheme.pairwise else None,
+        note="the bias itself" if logits.shape[0] == 1 else f"mean over {logits.shape[0]} random q and k",
+    )  # fmt: skip
+    return [row(head=x.head, r2=float(r2[x.head - 1]), control=x.control) for x in controls]

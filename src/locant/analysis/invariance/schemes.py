@@ -1,4 +1,4 @@
-"""The logits of a scheme when all tokens are alike: what is left of it is position."""
+"""The logits of a scheme when all tokens are the same: they differ by position alone."""
 
 from __future__ import annotations
 
@@ -20,26 +20,20 @@ def scheme_logits(
     scheme: Scheme, *, length: int = LENGTH, n_heads: int = 1, head_dim: int = 64, causal: bool = False, draws: int = 8,
     seed: int = 0,
 ) -> Tensor:  # fmt: skip
-    """The logits [draws, heads, length, length] of a scheme when all tokens are alike, float64.
+    """Returns the logits [draws, heads, length, length] of a scheme when all tokens are the same, float64.
 
-    For a bias q = k = 0, and one draw: the bias itself. Otherwise one random q and one random k per draw and head, the
-    same at every position, so that whatever differs between pairs is due to position.
+    For a bias q = k = 0 and there is one draw: the bias itself. Otherwise each draw has one random q and one random k
+    per head, the same at every position, so that all differences between pairs are due to position.
     """
     if scheme.max_length is not None:
         length = min(length, scheme.max_length)
     scheme = copy.deepcopy(scheme).double()
     here = next(scheme.parameters(), torch.empty(0)).device
     terms = scheme.terms(torch.zeros(1, dtype=torch.long, device=here))
-    rotates = any(type(part).rotate is not Scheme.rotate for part in _parts(scheme))
-    bias_alone = not rotates and set(terms.used()) <= {"bias", "score"}
+    bias_alone = not scheme.rotates and set(terms.used()) <= {"bias", "score"}
     generator = torch.Generator().manual_seed(seed)
     shape = (1 if bias_alone else draws, getattr(scheme, "n_heads", n_heads), 1, getattr(scheme, "head_dim", head_dim))
     q, k = (torch.randn(shape, generator=generator, dtype=torch.float64).to(here) for _ in range(2))
     q, k = (x.expand(-1, -1, length, -1) * (0 if bias_alone else 1) for x in (q, k))
     logits = eager.logits(prepare(q, k, k, scheme, causal=causal))
     return logits.expand(shape[0], shape[1], length, length).double().cpu()
-
-
-def _parts(scheme: Scheme) -> list[Scheme]:
-    schemes = getattr(scheme, "schemes", None)
-    return schemes() if schemes is not None else [scheme]

@@ -1,4 +1,4 @@
-"""R² of a table of positions, of what heads make of it, and of measured logits, each with its control."""
+"""R² of a table of positions, of the logits that heads compute from it, and of measured logits, with controls."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from locant.analysis.invariance.toeplitz import r2_of, without_diagonal
 NONE = math.nan
 
 Norm = Callable[[Tensor], Tensor]
+"""A layer norm, as a function of the rows of a table."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """R² of what has no order by design: mean over samples, 2.5 % and 97.5 % quantiles."""
+    """R² of random data: mean over samples, 2.5 % and 97.5 % quantiles."""
 
     mean: float
     low: float
@@ -35,7 +36,7 @@ class Invariance:
     gram: float  # of E Eᵀ
     gram_interval: tuple[float, float]  # 95 %, over positions
     gram_control: Control
-    off_diagonal: float  # of E Eᵀ without its main diagonal, which is what noise scores by
+    off_diagonal: float  # of E Eᵀ without its main diagonal, from which noise gets its score
     off_diagonal_interval: tuple[float, float]
     off_diagonal_control: Control
     cosine: float  # of the cosines between rows
@@ -46,18 +47,20 @@ class Invariance:
 
 @dataclass(frozen=True)
 class HeadInvariance:
-    head: int
+    """R² of one head."""
+
+    head: int  # from 1
     r2: float
     control: Control
 
 
 @torch.no_grad()
 def of_table(table: Tensor, *, first: int = 1, last: int | None = None, samples: int = 50, seed: int = 0) -> Invariance:
-    """R² of E Eᵀ and of cosines, over positions first … last (default: all but 0, an outlier in BERT-like tables).
+    """Returns R² of E Eᵀ and of cosines, over positions first … last (default: all but 0, an outlier in BERT's table).
 
-    The interval resamples positions, for R² is about positions (coordinates torn from their sine/cosine partners would
-    not be Toeplitz where the table is): see `_interval`. The control is `samples` tables with random directions and
-    the norms of E's rows.
+    Intervals come from leaving out positions, not coordinates: without its sine/cosine partner, a coordinate of a
+    Toeplitz table is not Toeplitz. See `_interval`. The control is `samples` tables with random directions and the
+    norms of E's rows.
     """
     rows, first, last = rows_of(table, first, last)
     generator = torch.Generator().manual_seed(seed)
@@ -91,17 +94,18 @@ def of_table(table: Tensor, *, first: int = 1, last: int | None = None, samples:
 
 
 def rows_of(table: Tensor, first: int, last: int | None) -> tuple[Tensor, int, int]:
-    """Rows first … last in float64 on the CPU."""
+    """Returns rows first … last of a table in float64 on the CPU, and both bounds."""
     if table.ndim != 2 or not table.is_floating_point():
-        raise ValueError(f"table must be floats [positions, width], got {table.dtype} {list(table.shape)}")
+        raise ValueError(f"table must be floats [positions, width]; got {table.dtype} {list(table.shape)}")
     last = table.shape[0] - 1 if last is None else last
     if not 0 <= first < last < table.shape[0]:
         raise ValueError(
-            f"positions {first} … {last}: expected 0 ≤ first < last < {table.shape[0]}, the length of the table"
+            f"positions must satisfy 0 ≤ first < last < {table.shape[0]}, the length of the table; "
+            f"got first={first}, last={last}"
         )
     rows = table[first : last + 1].detach().double().cpu()
     if not rows.isfinite().all():
-        raise ValueError("the table holds NaN or infinity")
+        raise ValueError("the table contains NaN or infinity")
     return rows, first, last
 
 
@@ -117,11 +121,11 @@ def _control(values: list[float]) -> Control:
 
 
 def _interval(matrix: Tensor) -> tuple[float, float]:
-    """95 % interval of R²: the jackknife over blocks of √n neighbouring positions, each left out once.
+    """95 % interval of R²: the jackknife over blocks of √n neighboring positions, each left out once.
 
-    Positions that stay keep their place, so that what is Toeplitz stays so. Not the bootstrap: a position drawn twice
-    fills diagonals with copies, which lifts R² (by 0.03 … 0.1 in simulated tables of known R²). There this interval
-    held the true value in 97 … 100 % of the cases: it errs on the wide side.
+    The other positions keep their places, so a Toeplitz matrix stays Toeplitz. We do not use the bootstrap: a position
+    drawn twice fills diagonals with copies, which raises R² (by 0.03 … 0.1 in simulated tables of known R²). In that
+    simulation this interval contained the true value in 97 … 100 % of the cases, so it is wider than it needs to be.
     """
     n = matrix.shape[0]
     size = max(1, round(math.sqrt(n)))
@@ -156,20 +160,20 @@ def of_heads(
     samples: int = 20,
     seed: int = 0,
 ) -> list[HeadInvariance]:
-    """R² of F̂ = E W_Q W_Kᵀ Eᵀ / √head_dim, per head.
+    """Returns R² of F̂ = E W_Q W_Kᵀ Eᵀ / √head_dim, per head.
 
     w_q and w_k are [heads · head_dim, width], as in nn.Linear; w_k may have fewer heads (grouped queries). A model
-    normalises token + position before (or after) it gets there; the paper leaves that out, and so do we unless `norm`
-    is given, which is then applied to E. The control sends random tables with E's norms through the same weights.
+    applies a layer norm to token + position before attention. The paper leaves it out, and so do we, unless the caller
+    passes a `norm`: it is then applied to E. The control puts random tables with E's norms through the same weights.
     """
     rows, first, last = rows_of(table, first, last)
     if w_q.ndim != 2 or w_q.shape[0] % n_heads or w_q.shape[1] != rows.shape[1] or w_k.shape[1:] != w_q.shape[1:]:
         raise ValueError(
-            f"w_q and w_k must be [heads · head_dim, {rows.shape[1]}] with {n_heads} heads, "
+            f"w_q and w_k must be [heads · head_dim, {rows.shape[1]}] with {n_heads} heads; "
             f"got {list(w_q.shape)} and {list(w_k.shape)}"
         )
     if w_k.shape[0] == 0 or w_q.shape[0] % w_k.shape[0]:
-        raise ValueError(f"the {w_q.shape[0]} rows of w_q must be a multiple of the {w_k.shape[0]} of w_k")
+        raise ValueError(f"the number of rows of w_q, {w_q.shape[0]}, must be a multiple of w_k's, {w_k.shape[0]}")
     w_q, w_k = (w.detach().double().cpu() for w in (w_q, w_k))
     norms, generator = rows.norm(dim=-1, keepdim=True), torch.Generator().manual_seed(seed)
     found = r2_of(head_logits(rows, w_q, w_k, n_heads, norm))
@@ -183,6 +187,7 @@ def of_heads(
 
 
 def head_logits(rows: Tensor, w_q: Tensor, w_k: Tensor, n_heads: int, norm: Norm | None) -> Tensor:
+    """Returns F̂ of each head, [heads, positions, positions]."""
     head_dim = w_q.shape[0] // n_heads
     rows = rows if norm is None else norm(rows)
     q, k = ((rows @ w.mT).unflatten(-1, (-1, head_dim)).transpose(0, 1) for w in (w_q, w_k))
@@ -192,11 +197,11 @@ def head_logits(rows: Tensor, w_q: Tensor, w_k: Tensor, n_heads: int, norm: Norm
 
 @torch.no_grad()
 def of_logits(logits: Tensor, *, samples: int = 20, seed: int = 0) -> list[HeadInvariance]:
-    """R² of positional logits [heads, n, n] however they were measured. The control is the same numbers, permuted."""
+    """Returns R² of positional logits [heads, n, n] from any source. The control is the same numbers, permuted."""
     if logits.ndim != 3 or logits.shape[1] != logits.shape[2] or logits.shape[1] < 2:
-        raise ValueError(f"logits must be [heads, n, n] with n ≥ 2, got {list(logits.shape)}")
+        raise ValueError(f"logits must be [heads, n, n] with n ≥ 2; got {list(logits.shape)}")
     if not logits.isfinite().all():
-        raise ValueError("the logits hold NaN or infinity")
+        raise ValueError("the logits contain NaN or infinity")
     logits, generator = logits.detach().cpu(), torch.Generator().manual_seed(seed)
     control = []
     for _ in range(samples):

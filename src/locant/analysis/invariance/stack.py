@@ -1,38 +1,39 @@
-"""The stacks of a model of transformers with the positions they have now, read from live parameters."""
+"""The stacks of a model of transformers and their current positions, read from live parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from locant.analysis.invariance.schemes import LENGTH
+from locant.hf.families import family_of
+from locant.hf.mechanisms import Patches, Table
+from locant.hf.plan import Attention, plan_of
+from locant.hf.probing import find_attentions
+from locant.hf.readout import native
 from locant.schemes import Scheme
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from locant.hf.plan import Attention
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack of a model, with its positions as they are now: `table` reads live parameters."""
+    """A stack of a model and its current positions. `table` reads live parameters."""
 
-    name: str
-    spec: str
+    name: str  # "encoder" or "decoder"; "" for a model with one stack
+    spec: str  # of the table
     table: Callable[[], Tensor] | None
     project: nn.Module | None  # between the embeddings and the first layer
     attentions: list[Attention]
     modules: list[nn.Module]
-    schemes: list[Scheme]  # of each attention, or none
+    schemes: list[Scheme]  # one per attention; empty if there are none
 
     def head_weights(self) -> tuple[Tensor, Tensor] | None:
-        """W_Q and W_K of the first layer as seen from the table; None where they are not found."""
+        """Returns W_Q and W_K of the first layer, [heads · head_dim, width of the table]; None if none are found."""
         found = _projections(self.modules[0], self.attentions[0])
         if found is None or self.table is None:
             return None
@@ -45,7 +46,7 @@ class Stack:
 
 
 def _projections(module: nn.Module, attention: Attention) -> tuple[Tensor, Tensor] | None:
-    """W_Q and W_K, [heads · head_dim, width], under the names that transformers has for them."""
+    """W_Q and W_K, [heads · head_dim, width], under the names that transformers uses."""
     inner = attention.n_heads * attention.head_dim
 
     def weight(name: str) -> Tensor | None:
@@ -70,12 +71,7 @@ def _projections(module: nn.Module, attention: Attention) -> tuple[Tensor, Tenso
 
 
 def stacks(model: PreTrainedModel) -> list[Stack]:
-    from locant.hf.families import family_of
-    from locant.hf.mechanisms import Patches, Table
-    from locant.hf.plan import plan_of
-    from locant.hf.probing import find_attentions
-    from locant.hf.readout import native
-
+    """Returns the stacks of a model: an encoder-decoder has two, other models one."""
     read, plan, base = native(model), plan_of(model), model.base_model
     mechanism = family_of(model).mechanism
     if plan is None:
@@ -123,11 +119,7 @@ def _submodule(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def _native_table(model: PreTrainedModel, stack: nn.Module) -> Callable[[], Tensor]:
-    """The model's own table from the first row it uses, live, also where a swap has set it aside and kept it."""
-    from locant.hf.families import family_of
-    from locant.hf.mechanisms import Patches, Table
-    from locant.hf.plan import plan_of
-
+    """Reads the model's own table from the first row that it uses, also while a swap with keep_native stores it."""
     mechanism, plan = family_of(model).mechanism, plan_of(model)
     assert isinstance(mechanism, (Table, Patches))
     first = mechanism.first(stack) if isinstance(mechanism, Table) else 0

@@ -1,4 +1,4 @@
-"""Toeplitz R² of a matrix: how much of it is a function of j − i."""
+"""Toeplitz R² of a matrix: the share of its variance that is a function of j − i."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from torch import Tensor
 
 
 def toeplitz_r2(matrix: Tensor) -> float:
-    """R² of the best Toeplitz fit of a square matrix, its diagonal means, in float64.
+    """Returns R² of the best Toeplitz fit of a square matrix, which is the mean of each diagonal, in float64.
 
-    A constant matrix (up to rounding) scores 1: there is nothing to explain, but it is Toeplitz, and that is asked.
+    A constant matrix (up to rounding) scores 1. It has no variance to explain, but it is Toeplitz.
     """
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] < 2:
-        raise ValueError(f"matrix must be square, 2 × 2 or larger, got {list(matrix.shape)}")
+        raise ValueError(f"matrix must be square, 2 × 2 or larger; got {list(matrix.shape)}")
     if not matrix.is_floating_point():
-        raise TypeError(f"matrix must hold floats, got {matrix.dtype}")
+        raise TypeError(f"matrix must have a floating-point dtype; got {matrix.dtype}")
     if not matrix.isfinite().all():
-        raise ValueError("matrix holds NaN or infinity")
+        raise ValueError("matrix contains NaN or infinity")
     return float(r2_of(matrix.detach()))
 
 
 def r2_of(matrix: Tensor) -> Tensor:
-    """The same for [..., n, n]."""
+    """Returns `toeplitz_r2` of each matrix of [..., n, n], without its checks."""
     rounding = 8 * torch.finfo(matrix.dtype).eps * matrix.abs().amax((-2, -1)).double()
     matrix = matrix.double()
     matrix = matrix - matrix.mean((-2, -1), keepdim=True)
     n = matrix.shape[-1]
     count = n - (torch.arange(2 * n - 1, device=matrix.device) - n + 1).abs()
-    explained = (_diagonals(matrix).sum(-2).square() / count).sum(-1)  # Σ(m_r − m)²: total minus what is left
+    explained = (_diagonals(matrix).sum(-2).square() / count).sum(-1)  # Σ(m_r − m)² = total − residual
     total = matrix.square().sum((-2, -1))
     constant = total <= (n * rounding).square()
     share: Tensor = explained / total.masked_fill(constant, 1.0)
@@ -36,7 +36,7 @@ def r2_of(matrix: Tensor) -> Tensor:
 
 
 def without_diagonal(matrix: Tensor) -> Tensor:
-    """The mean of the other pairs on the main diagonal: R² is then that of the pairs i ≠ j."""
+    """Returns a matrix with the mean of all other pairs on its main diagonal: its R² is that of the pairs i ≠ j."""
     n, main = matrix.shape[-1], matrix.diagonal(dim1=-2, dim2=-1)
     mean = (matrix.sum((-2, -1)) - main.sum(-1)) / (n * (n - 1))
     changed: Tensor = matrix + torch.diag_embed(mean[..., None] - main)
@@ -46,6 +46,6 @@ def without_diagonal(matrix: Tensor) -> Tensor:
 def _diagonals(matrix: Tensor) -> Tensor:
     """[..., n, n] → [..., n, 2n − 1]: column c holds diagonal j − i = c − (n − 1), zeros elsewhere."""
     n = matrix.shape[-1]
-    rows = F.pad(matrix.flip(-2), (0, n)).flatten(-2)  # one column too many, so that each row begins one place later
+    rows = F.pad(matrix.flip(-2), (0, n)).flatten(-2)  # one column too many: each row starts one place later
     lines: Tensor = rows[..., : n * (2 * n - 1)].unflatten(-1, (n, 2 * n - 1))
     return lines

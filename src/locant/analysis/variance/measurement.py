@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from locant.analysis.steps import KEY, LOGITS, QUERY, STEPS, VALUE, WEIGHTS, LayerTracker, find_layout, observed
-from locant.analysis.variance.table import MEASURED, Row, Variances
+from locant.analysis.layout import LayerTracker, find_layout, observed
+from locant.analysis.steps import KEY, LOGITS, QUERY, STEPS, VALUE, WEIGHTS
+from locant.analysis.variance.table import MEASURED, VarianceRow, Variances
 from locant.analysis.variance.theory import FeedForward, Sigmas
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from locant.hf.call import AttentionCall
+from locant.hf.call import AttentionCall
+from locant.hf.facts import has_decoder
+from locant.hf.families import family_of
+from locant.hf.modes import evaluating
+from locant.hf.plan import plan_of
 
 
 def settings(model: PreTrainedModel) -> dict[str, Any]:
-    """What `predict` takes, but for the length, read from a GPT-2: `predict(**settings(model), length=512)`.
+    """Returns the arguments of `predict` except the length, from a GPT-2: `predict(**settings(model), length=512)`.
 
-    Sigmas are root mean squares over the layers; GPT-2's own initialisation makes both c_proj smaller than the rest.
+    Sigmas are root mean squares over the layers. GPT-2's default initialization makes both c_proj smaller.
     """
     base: Any = model.base_model
     if model.config.model_type != "gpt2":
-        raise ValueError(f"settings reads GPT-2, got {model.config.model_type}: give predict the sigmas yourself")
+        raise ValueError(
+            f"settings takes a GPT-2 model; got {model.config.model_type}: pass the sigmas to predict yourself"
+        )
 
     def rms(weights: list[Tensor]) -> float:
         return float(torch.stack([weight.detach().double().square().mean() for weight in weights]).mean().sqrt())
@@ -61,22 +65,20 @@ def measure(
     seed: int = 0,
     text_ids: Tensor | None = None,
 ) -> Variances:
-    """The variance over sequences and coordinates at every position, after every step of every layer that is there.
+    """Returns the variance over sequences and coordinates at every position, after every step of every layer.
 
-    The model reads `tokens`, [sequences, length], if given; else `sequences` pieces of `length` tokens from random
-    places of `text_ids`, one long text; else tokens drawn at random from the whole vocabulary.
+    The input is `tokens`, [sequences, length], if given; else `sequences` pieces of `length` tokens from random places
+    of `text_ids`, one long text; else random tokens of the whole vocabulary.
 
-    A step is a row where it can be seen: `layer norm` in models that normalise what goes into attention; `logits` and
-    `weights` where position adds nothing to q·k inside attention; `residual` where a module takes input + attention
-    output; `feed-forward output` where a module gives what the layer adds last. Models whose attention cannot be
-    found have `input` and `layer output`.
+    A layer has a row for each step that `find_layout` finds: `layer norm` in models with a norm before attention;
+    `logits` and `weights` where position adds nothing to q·k inside attention; `residual` where a module receives
+    input + attention output; `feed-forward output` where a module computes the last summand of the layer. Models whose
+    attention locant cannot find have `input` and `layer output`.
     """
     ids = _sequences(model, tokens, sequences, length, seed, text_ids)
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
-            raise ValueError(f"the weights of the model are not finite: {name}")
-    from locant.hf.modes import evaluating
-
+            raise ValueError(f"the weights of the model contain NaN or infinity: {name}")
     layout = find_layout(model)
     tracker, sums = LayerTracker(layout.layers), _Moments()
 
@@ -98,59 +100,59 @@ def measure(
 def _sequences(
     model: PreTrainedModel, tokens: Tensor | None, sequences: int, length: int, seed: int, text_ids: Tensor | None
 ) -> Tensor:
-    from locant.hf.facts import has_decoder
-    from locant.hf.families import family_of
-    from locant.hf.plan import plan_of
-
+    """The token ids to measure on, checked."""
     config: Any = model.config
     if has_decoder(model) or model.main_input_name != "input_ids":
-        raise ValueError(f"measure takes models with one stack of layers over tokens, got {config.model_type}")
+        raise ValueError(
+            f"measure takes models with one stack of layers over tokens; got {config.model_type}. For an "
+            f"encoder-decoder pass model.get_encoder()"
+        )
     if tokens is not None and text_ids is not None:
-        raise ValueError("give tokens or text_ids, not both")
+        raise ValueError("pass tokens or text_ids, not both")
     if tokens is not None:
         if tokens.ndim != 2 or tokens.is_floating_point():
-            raise ValueError(f"tokens must be ids, [sequences, length], got {list(tokens.shape)} of {tokens.dtype}")
+            raise ValueError(f"tokens must be ids [sequences, length]; got {list(tokens.shape)} of {tokens.dtype}")
         sequences, length = tokens.shape
     if sequences < 2:
-        raise ValueError(f"a variance over sequences needs at least 2 of them, got {sequences}")
+        raise ValueError(f"a variance over sequences needs at least 2 of them; got {sequences}")
     if length < 2:
-        raise ValueError(f"sequences must have at least 2 tokens, got {length}")
+        raise ValueError(f"sequences must have at least 2 tokens; got {length}")
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and plan_of(model) is None:
-        with suppress(NotImplementedError):  # RoBERTa's positions begin at 2
+        with suppress(NotImplementedError):  # RoBERTa's positions start at 2
             longest -= family_of(model).shift(model.base_model)
     if longest is not None and length > longest:
-        raise ValueError(f"length {length} is more than the model's {longest} positions")
+        raise ValueError(f"sequences are too long: got {length} tokens, the model has {longest} positions")
     embeddings: Any = model.get_input_embeddings()
     vocabulary: int = embeddings.weight.shape[0]
     generator = torch.Generator().manual_seed(seed)
     if tokens is None and text_ids is not None:
         if text_ids.ndim != 1 or text_ids.is_floating_point() or len(text_ids) < length:
             raise ValueError(
-                f"text_ids must be one row of at least {length} ids, got {list(text_ids.shape)} of {text_ids.dtype}"
+                f"text_ids must be one row of at least {length} ids; got {list(text_ids.shape)} of {text_ids.dtype}"
             )
         starts = torch.randint(0, len(text_ids) - length + 1, (sequences, 1), generator=generator)
         tokens = text_ids.cpu()[starts + torch.arange(length)]
     elif tokens is None:
         tokens = torch.randint(0, vocabulary, (sequences, length), generator=generator)
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
-        raise ValueError(f"tokens must be from 0 to {vocabulary - 1}, got {int(tokens.min())} to {int(tokens.max())}")
+        raise ValueError(f"tokens must be from 0 to {vocabulary - 1}; got {int(tokens.min())} to {int(tokens.max())}")
     return tokens.to(next(model.parameters()).device)
 
 
 class _Moments:
-    """Σ x, Σ x² and how many, at every position, for every step of every layer."""
+    """Σ x, Σ x² and the number of summands at every position, for every step of every layer."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, str], tuple[Tensor | int, Tensor | int, Tensor | int]] = {}
 
     def add(self, layer: int, step: str, x: Tensor) -> None:
-        """x is [batch, length, width]."""
+        """Adds hidden states x, [batch, length, width]."""
         x = x.float()
         self._keep(layer, step, x.sum(-1).double().sum(0), _squares(x).sum(0), x.shape[0] * x.shape[2])
 
     def add_attention(self, layer: int, call: AttentionCall) -> None:
-        """Adds queries, keys and values, and the logits where they are q·k alone."""
+        """Adds queries, keys and values of a call; and logits and weights if the logits are q·k alone."""
         for step, x in ((QUERY, call.query), (KEY, call.key), (VALUE, call.value)):
             self.add(layer, step, x.transpose(1, 2).flatten(2))
         others = (call.position_bias, call.others.get("softcap"), call.others.get("s_aux"))
@@ -171,20 +173,21 @@ class _Moments:
         count = logits.shape[:2].numel() * length - hidden.expand(logits.shape).sum((0, 1, 3))
         self._keep(layer, LOGITS, logits.sum(-1).double().sum((0, 1)), _squares(logits).sum((0, 1)), count)
         together = _squares(logits.masked_fill_(hidden, -math.inf).softmax(-1)).sum((0, 1))
-        self._keep(layer, WEIGHTS, 0 * together, together, logits.shape[:2].numel())  # Σ w², and not its variance
+        self._keep(layer, WEIGHTS, 0 * together, together, logits.shape[:2].numel())  # Σ w², not a variance
 
     def _keep(self, layer: int, step: str, first: Tensor, second: Tensor, count: Tensor | int) -> None:
         a, b, c = self.kept.get((layer, step), (0, 0, 0))
         self.kept[layer, step] = (a + first, b + second, c + count)
 
     def table(self, layers: int) -> Variances:
+        """Returns the variances of all steps that were added."""
         rows = []
         for layer in range(layers):
             for step in STEPS:
                 if (layer, step) in self.kept:
                     first, second, count = self.kept[layer, step]
                     values = torch.as_tensor(second / count - (first / count) ** 2)
-                    rows.append(Row(layer + 1, step, MEASURED, tuple(values.tolist())))
+                    rows.append(VarianceRow(layer + 1, step, MEASURED, tuple(values.tolist())))
         return Variances(tuple(rows))
 
 

@@ -1,4 +1,4 @@
-"""What the variance of a random transformer is at every position: the plain theory, and the corrected one."""
+"""The variance of a random transformer at every position: the plain theory and the corrected one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from locant.analysis.steps import (
     VALUE,
     WEIGHTS,
 )
-from locant.analysis.variance.table import CORRECTED, PLAIN, Row, Variances
+from locant.analysis.variance.table import CORRECTED, PLAIN, VarianceRow, Variances
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Sigmas:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """W_out g(W_in x) with `width` units between."""
+    """W_out g(W_in x) with `width` hidden units."""
 
     width: int
     sigma_in: float
@@ -50,7 +50,7 @@ class FeedForward:
 
 
 LARGEST = 2.0
-"""Variance of the logits beyond which `predict` refuses: its expansion is about uniform attention."""
+"""The largest variance of the logits that `predict` accepts: it expands around uniform attention."""
 
 
 def predict(
@@ -64,9 +64,9 @@ def predict(
     feed_forward: FeedForward | None = None,
     epsilon: float = 1e-5,
 ) -> Variances:
-    """The plain and the corrected theory of a random model; without `feed_forward`, of one with attention only.
+    """Returns the plain and the corrected theory of a random model; without `feed_forward`, of attention alone.
 
-    Corrected: what is carried from layer to layer is c(m, n) = E⟨x_m, x_n⟩/d, [L, L], beginning with σ²·1.
+    The corrected theory propagates c(m, n) = E⟨x_m, x_n⟩/d, [L, L], from layer to layer, starting with σ²·1.
 
         layer norm         ρ(m, n) = c(m, n) / √((c(m, m) + ε)(c(n, n) + ε))
         logits             covariance s² ρ(m, m') ρ(n, n'),  s² = d²σ_q²σ_k²
@@ -75,21 +75,21 @@ def predict(
         feed-forward       c_f(m, m') = F σ_out² E[g(u_m) g(u_m')],  cov(u) = dσ_in² ρ
         residual           c ← c + c_o, then c ← c + c_f
 
-    ρ̂ is what ρ is in one draw: products of n vectors of d coordinates scatter by 1/d about their mean, and there are m²
-    of them, so that this matters as soon as m ~ d. The exponential is summed as a series, each term of which is a
-    product of a function of (m, m') and a double running sum over (n, n'): O(L²). The ratio of means that stands for
-    the mean of a ratio is corrected by what the exact Σ w² of independent logits says (`concentration`).
+    ρ̂ is the value of ρ in one draw. Products of vectors of d coordinates have a variance of about 1/d, and there are
+    m² of them, so this matters as soon as m ~ d. The exponential is summed as a series. Each of its terms is a function
+    of (m, m') times a double running sum over (n, n'): O(L²). A ratio of means stands for the mean of a ratio; the
+    exact Σ w² of independent logits (`concentration`) gives the correction.
     """
     _check_sizes(d, heads, length, layers)
     s = Sigmas(sigma, sigma, sigma, sigma, sigma) if isinstance(sigma, (int, float)) else sigma
     for name, value in vars(s).items():
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"sigma must be positive and finite, got {name} = {value}")
+            raise ValueError(f"sigma must be positive and finite; got {name} = {value}")
     spread = d**2 * s.query**2 * s.key**2
     if spread > LARGEST:
         raise ValueError(
-            f"the logits have variance d²σ_q²σ_k² = {spread:.3g}; the theory is one of nearly uniform attention and "
-            f"holds up to {LARGEST}: take a smaller sigma"
+            f"the logits have variance d²σ_q²σ_k² = {spread:.3g}; the theory assumes nearly uniform attention and "
+            f"holds up to {LARGEST}: use a smaller sigma"
         )
     rows = [*_plain(d, s, length, layers, causal, feed_forward)]
     c = s.embedding**2 * torch.eye(length, dtype=torch.float64)
@@ -97,43 +97,43 @@ def predict(
         found = {INPUT: c.diagonal()}
         rho = _normed(c, epsilon)
         size = rho.diagonal()
-        seen = _mean_over_seen(size, causal)
+        visible = _mean_over_visible(size, causal)
         found |= {NORM: size, QUERY: d * s.query**2 * size, KEY: d * s.key**2 * size, VALUE: d * s.value**2 * size}
         mixed, found[WEIGHTS] = _attention(rho, spread, d, d // heads, causal)
         added = d**2 * s.value**2 * s.output**2 * mixed
         c = c + added
-        found |= {LOGITS: spread * size * seen, ATTENTION: added.diagonal(), RESIDUAL: c.diagonal()}
+        found |= {LOGITS: spread * size * visible, ATTENTION: added.diagonal(), RESIDUAL: c.diagonal()}
         if feed_forward is not None:
             more = _feed_forward(_normed(c, epsilon), d, feed_forward)
             c = c + more
             found |= {FEED_FORWARD: more.diagonal(), OUTPUT: c.diagonal()}
-        rows += [Row(layer, step, CORRECTED, tuple(found[step].tolist())) for step in STEPS if step in found]
+        rows += [VarianceRow(layer, step, CORRECTED, tuple(found[step].tolist())) for step in STEPS if step in found]
     return Variances(tuple(rows))
 
 
 def _check_sizes(d: int, heads: int, length: int, layers: int) -> None:
     for name, value in {"d": d, "heads": heads, "length": length, "layers": layers}.items():
         if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+            raise ValueError(f"{name} must be 1 or more; got {value}")
     if d % heads:
-        raise ValueError(f"d = {d} is not a multiple of heads = {heads}")
+        raise ValueError(f"d must be a multiple of heads; got d = {d} and heads = {heads}")
 
 
 def _plain(
     d: int, s: Sigmas, length: int, layers: int, causal: bool, feed_forward: FeedForward | None
-) -> Iterator[Row]:
-    seen = torch.arange(1, length + 1) if causal else torch.full((length,), length)
+) -> Iterator[VarianceRow]:
+    visible = torch.arange(1, length + 1) if causal else torch.full((length,), length)
     one = torch.ones(length, dtype=torch.float64)
     stream = s.embedding**2 * one
     for layer in range(1, layers + 1):
         found = {INPUT: stream, NORM: one, QUERY: d * s.query**2 * one, KEY: d * s.key**2 * one}
-        found |= {VALUE: d * s.value**2 * one, LOGITS: d**2 * s.query**2 * s.key**2 * one, WEIGHTS: one / seen}
-        found[ATTENTION] = d**2 * s.value**2 * s.output**2 / seen
+        found |= {VALUE: d * s.value**2 * one, LOGITS: d**2 * s.query**2 * s.key**2 * one, WEIGHTS: one / visible}
+        found[ATTENTION] = d**2 * s.value**2 * s.output**2 / visible
         stream = found[RESIDUAL] = stream + found[ATTENTION]
         if feed_forward is not None:
             found[FEED_FORWARD] = one * _feed_forward(torch.ones(1, 1, dtype=one.dtype), d, feed_forward)[0]
             stream = found[OUTPUT] = stream + found[FEED_FORWARD]
-        yield from (Row(layer, step, PLAIN, tuple(found[step].tolist())) for step in STEPS if step in found)
+        yield from (VarianceRow(layer, step, PLAIN, tuple(found[step].tolist())) for step in STEPS if step in found)
 
 
 def _normed(c: Tensor, epsilon: float) -> Tensor:
@@ -141,7 +141,7 @@ def _normed(c: Tensor, epsilon: float) -> Tensor:
     return c / (size[:, None] * size)
 
 
-def _mean_over_seen(x: Tensor, causal: bool) -> Tensor:
+def _mean_over_visible(x: Tensor, causal: bool) -> Tensor:
     count = torch.arange(1, len(x) + 1, dtype=x.dtype)
     return x.cumsum(0) / count if causal else x.mean().expand(len(x))
 
@@ -154,10 +154,10 @@ def _attention(rho: Tensor, spread: float, d: int, head_dim: int, causal: bool) 
     tokens = _powers(rho, ((1 - rho**2) ** 2 / d).fill_diagonal_(0))  # layer norm fixes the length
     queries = _powers(rho, (1 + rho**2) / head_dim)
     total, mixed, same = torch.zeros_like(rho), torch.zeros_like(rho), torch.zeros_like(m)
-    below = _sum_over_seen(next(tokens), causal)
+    below = _sum_over_visible(next(tokens), causal)
     for k in range(6 + math.ceil(8 * spread)):
         factor = spread**k / math.factorial(k) * next(queries)
-        above = _sum_over_seen(next(tokens), causal)
+        above = _sum_over_visible(next(tokens), causal)
         if k == 0:
             even = above / count  # under uniform weights
         total += factor * below
@@ -166,8 +166,8 @@ def _attention(rho: Tensor, spread: float, d: int, head_dim: int, causal: bool) 
         below = above
     mixed, same = mixed / total, same / total.diagonal()
 
-    # What keys have in common shifts all logits of a query and does nothing: what is left of their variance.
-    others = (even.diagonal() * m - _mean_over_seen(rho.diagonal(), causal)) / (m - 1).clamp(min=1)
+    # A component common to all keys shifts all logits of a query, without effect. `own` is the variance without it.
+    others = (even.diagonal() * m - _mean_over_visible(rho.diagonal(), causal)) / (m - 1).clamp(min=1)
     own = spread * rho.diagonal() * (rho.diagonal() - others).clamp(min=0)
     ratio_of_means = own.exp() / (own.exp() + m - 1) - 1 / m
     excess = concentration(own, m) - 1 / m
@@ -176,8 +176,8 @@ def _attention(rho: Tensor, spread: float, d: int, head_dim: int, causal: bool) 
     return even + (mixed - even) * mend, 1 / m + (same - 1 / m) * share
 
 
-def _sum_over_seen(x: Tensor, causal: bool) -> Tensor:
-    """Σ x(n, n') over the n that m sees and the n' that m' sees, for all m, m'. x is symmetric."""
+def _sum_over_visible(x: Tensor, causal: bool) -> Tensor:
+    """Σ x(n, n') over the n visible to m and the n' visible to m', for all m, m'. x is symmetric."""
     return x.cumsum(1).mT.contiguous().cumsum(1) if causal else x.sum().expand_as(x)
 
 
@@ -190,7 +190,9 @@ def _powers(mean: Tensor, variance: Tensor) -> Iterator[Tensor]:
 
 
 def concentration(spread: Tensor, m: Tensor) -> Tensor:
-    """E Σ w² of a softmax over m independent logits N(0, spread): exact, from 1 at m = 1 to exp(spread)/m for large m.
+    """Returns E Σ w² of a softmax over m independent logits N(0, spread), exactly.
+
+    It is 1 at m = 1 and exp(spread)/m for large m.
 
     E Σ w² = m E[e^{2x_1} / Z²] = m ∫ t E[e^{2x} exp(−t e^x)] E[exp(−t e^x)]^{m−1} dt, since 1/Z² = ∫ t exp(−tZ) dt.
     """
@@ -210,8 +212,8 @@ def concentration(spread: Tensor, m: Tensor) -> Tensor:
 def _feed_forward(rho: Tensor, d: int, layer: FeedForward) -> Tensor:
     """F σ_out² E[g(u_m) g(u_n)] for Gaussian u of covariance dσ_in² ρ, by Hermite polynomials (Mehler's formula).
 
-    g(√a z) = Σ α_k He_k(z)/√k! gives E[g(u)g(u')] = Σ α_k α'_k r^k with r the correlation; what is beyond the last
-    polynomial is counted with it, so that r = 1 is exact.
+    g(√a z) = Σ α_k He_k(z)/√k! gives E[g(u)g(u')] = Σ α_k α'_k r^k with r the correlation. The rest of the series is
+    added to its last term, so that r = 1 is exact.
     """
     nodes, weights = _gauss_hermite(96)
     size = rho.diagonal()
@@ -239,7 +241,7 @@ def _gauss_hermite(n: int) -> tuple[Tensor, Tensor]:
 
 
 def floor_position(d: int, sigma: float | Sigmas) -> float:
-    """Where the signal d²σ⁴/m of the first layer sinks to the floor σ² it is added to: m = d²σ²."""
+    """Returns the m at which the signal of the first layer, d²σ⁴/m, falls to the floor σ² that it is added to: d²σ²."""
     if isinstance(sigma, Sigmas):
         return d**2 * sigma.value**2 * sigma.output**2 / sigma.embedding**2
     return d**2 * sigma**2

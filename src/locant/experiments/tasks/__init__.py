@@ -1,4 +1,4 @@
-"""The tasks: one file each, and the explicit dict that finds them by name."""
+"""The tasks: one file each, and the dict that finds them by name."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ TASKS: dict[str, Callable[[str], Task]] = {
     "squad": lambda detail: Squad(),
     "algo": Algo,
 }
-"""First part of a task's name -> what makes the task from the rest: `glue:CoLA`, `algo:copy`."""
+"""First part of a task's name -> constructor, called with the rest of the name: `glue:CoLA`, `algo:copy`."""
 
 DETAILED: dict[str, tuple[str, ...]] = {"glue": tuple(KINDS), "algo": tuple(PUZZLES)}
-"""Tasks that need a second part, and what it can be."""
+"""Tasks whose name needs a second part -> its values."""
 
 
-def task(name: str) -> Task:
+def find_task(name: str) -> Task:
+    """Returns the task of a name such as `clm` or `glue:CoLA`; upper and lower case of the second part are the same."""
     kind, _, detail = name.partition(":")
     if kind not in TASKS:
         near = difflib.get_close_matches(kind, TASKS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown task {name!r}{hint}; there is: {', '.join(names())}")
+        raise ValueError(f"unknown task {name!r}{hint}; there is: {', '.join(task_names())}")
     if kind in DETAILED:
         known = {each.lower(): each for each in DETAILED[kind]}
         if detail.lower() not in known:
@@ -41,8 +42,9 @@ def task(name: str) -> Task:
     return TASKS[kind](detail)
 
 
-def names() -> list[str]:
+def task_names() -> list[str]:
+    """Returns the names of all tasks: `clm`, …, `algo:copy|reverse|…`."""
     return [f"{kind}:{'|'.join(DETAILED[kind])}" if kind in DETAILED else kind for kind in TASKS]
 
 
-__all__ = ["DETAILED", "TASKS", "Evaluation", "Task", "names", "task"]
+__all__ = ["DETAILED", "TASKS", "Evaluation", "Task", "find_task", "task_names"]

@@ -1,4 +1,4 @@
-"""Puzzles with one right answer, made as they are needed: trained at small sizes, tested at larger ones.
+"""Puzzles with one right answer, generated on demand: trained at small sizes, tested at larger ones.
 
     copy       b c a =              b c a
     reverse    b c a =              a c b
@@ -7,19 +7,22 @@
     parity     1 0 1 1 =            1           whether the number of ones is odd
     passkey    x y key 4 0 7 1 3 z =  4 0 7 1 3   five digits hidden in `size` letters (Mohtashami and Jaggi 2023)
 
-Trained on sizes 1 to L, tested at L, 2L, 4L, … with examples of exactly that size; `length` in the results is a size.
-The order of the digits in `addition`: with the lowest first, a digit of the sum needs two digits of the question and
-the carry of the digit just written; with the highest first, the very first one needs all of them (Lee et al. 2023,
-arXiv 2307.03381). What is to be told apart here are positions, not carries.
+Training uses sizes 1 to L. Tests use L, 2L, 4L, …, with examples of exactly that size; `length` in the results is a
+size.
 
-Only the answer is trained on. Its length follows from the size, so that no end is to be learned: when to stop is a
-problem of its own (Newman et al. 2020, arXiv 2010.07174). `exact` is the share of answers in which every token is the
-model's first choice after the right tokens before it, which is the share that greedy decoding gets right: the first
-token of both is the same, and as long as all are right so are the tokens before the next one. It takes one pass where
-decoding takes one per token. `token` is the share of single tokens that are right, after right ones.
+The digits of `addition` begin with the lowest. A digit of the sum then needs two digits of the question and the carry
+of the digit before. With the highest digit first, the first digit of the sum would need all digits (Lee et al. 2023,
+arXiv 2307.03381). We compare positions, not carries.
 
-Of the smallest sizes there are few puzzles, and they come again and again; of size 16 hardly any comes twice, but for
-the 65,536 of `parity`.
+The loss covers the answer only. The length of the answer follows from the size, so the model does not have to learn
+where to stop, which is a problem of its own (Newman et al. 2020, arXiv 2010.07174).
+
+`exact` is the share of answers in which every token is the model's first choice, given the correct tokens before it.
+Greedy decoding gets the same share right: as long as all tokens so far are correct, both have the same input. It takes
+one forward pass, and decoding takes one per token. `token` is the share of correct tokens, given correct tokens before.
+
+There are few puzzles of the smallest sizes, and they repeat often. At size 16 almost none repeats, except for `parity`,
+which has 65,536.
 """
 
 from __future__ import annotations
@@ -29,11 +32,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from locant.experiments.preset import PUZZLE, Preset
+from locant.experiments.presets import PUZZLE, Preset
 from locant.experiments.tasks.task import TOKENS_AT_ONCE, Evaluation, Setting, Task, too_long
 
 if TYPE_CHECKING:
@@ -44,10 +49,10 @@ DIGITS, LETTERS = string.digits, string.ascii_lowercase
 VOCABULARY = {token: number for number, token in enumerate((PAD, ASK, PLUS, KEY, *DIGITS, *LETTERS))}
 KEY_DIGITS = 5
 TRAINING, TESTING = 0, 1
-"""Where random numbers come from: tests are never the training examples of some seed."""
+"""First number of the random seed: test examples differ from the training examples of every seed."""
 
 Made = tuple[list[str], list[str]]
-"""A question, up to and with its `=`, and the answer."""
+"""The tokens of a question, up to and including its `=`, and of its answer."""
 
 
 def _pick(random: Any, symbols: str, count: int) -> list[str]:
@@ -88,8 +93,10 @@ def _passkey(random: Any, size: int) -> Made:
 
 @dataclass(frozen=True)
 class Puzzle:
+    """How to generate a puzzle of one size, and how long it is."""
+
     make: Callable[[Any, int], Made]
-    tokens: Callable[[int], int]  # of question and answer, by size
+    tokens: Callable[[int], int]  # size -> tokens of question and answer
 
 
 PUZZLES: dict[str, Puzzle] = {
@@ -103,15 +110,13 @@ PUZZLES: dict[str, Puzzle] = {
 
 
 def problem(puzzle: str, *numbers: int, size: int | None = None, largest: int = 0) -> Made:
-    """The puzzle of these numbers, such as a seed and that of the example; of a random size up to `largest`."""
-    import numpy
-
+    """Returns the puzzle for a random seed of several numbers; without a size, of a random size up to `largest`."""
     random = numpy.random.default_rng(numbers)
     return PUZZLES[puzzle].make(random, int(random.integers(1, largest + 1)) if size is None else size)
 
 
 def encoded(made: Made) -> dict[str, Tensor]:
-    """Token numbers, and labels that are −100 for all but the answer."""
+    """Returns token numbers, and labels that are −100 outside of the answer."""
     question, answer = ([VOCABULARY[token] for token in tokens] for tokens in made)
     return {
         "input_ids": torch.tensor(question + answer),
@@ -120,7 +125,7 @@ def encoded(made: Made) -> dict[str, Tensor]:
 
 
 class Problems(Dataset[dict[str, Tensor]]):
-    """Puzzles to train on."""
+    """Training puzzles."""
 
     def __init__(self, puzzle: str, seed: int, largest: int, count: int) -> None:
         self.puzzle, self.seed, self.largest, self.count = puzzle, seed, largest, count
@@ -150,7 +155,8 @@ class Algo(Task):
         return PUZZLES[self.puzzle].tokens(preset.length)
 
     def tokenizer(self, data: str | None, preset: Preset) -> PreTrainedTokenizerBase:
-        """One token for each symbol, between spaces."""
+        """Returns a tokenizer with one token per symbol; symbols stand between spaces."""
+        # optional, and take seconds
         from tokenizers import Tokenizer, models, pre_tokenizers
         from transformers import PreTrainedTokenizerFast
 
@@ -165,17 +171,17 @@ class Algo(Task):
         self._no(data)
         if setting.tokenizer.get_vocab() != VOCABULARY:
             raise ValueError(
-                f"{self.name} has a vocabulary of its own, which the tokenizer of the model is not: leave --model out, "
-                f"or name a shape (gpt2, llama) or a model that was trained on a puzzle"
+                f"{self.name} has a vocabulary of its own, and the tokenizer of the model has another: name no model, "
+                f"a shape (gpt2, llama), or a model that was trained on a puzzle"
             )
         if setting.preset.evaluated < 1:
-            raise ValueError(f"{self.name} has no end of examples: evaluated must be at least 1")
+            raise ValueError(f"{self.name} generates any number of examples: evaluated must be at least 1")
         sizes = [str(size) for size in self._sizes(setting)]
-        return f"{self.puzzle}, made as it is needed: sizes 1 to {sizes[0]}, tested at {', '.join(sizes)}"
+        return f"{self.puzzle}, generated on demand: sizes 1 to {sizes[0]}, tested at {', '.join(sizes)}"
 
     def _no(self, data: str | None) -> None:
         if data is not None:
-            raise ValueError(f"{self.name} makes its examples itself and reads no data; leave out --data {data}")
+            raise ValueError(f"{self.name} generates its examples and reads no data; got {data}")
 
     def _sizes(self, setting: Setting) -> Iterator[int]:
         size = setting.preset.length
@@ -187,12 +193,10 @@ class Algo(Task):
         return Problems(self.puzzle, seed, setting.preset.length, count)
 
     def collate(self, setting: Setting, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        from torch.nn.utils.rnn import pad_sequence
-
         def padded(name: str, value: int) -> Tensor:
             return pad_sequence([example[name] for example in examples], batch_first=True, padding_value=value)
 
-        # Padding is told from tokens by their number: no puzzle has it inside.
+        # No puzzle contains the padding token, so it marks padding.
         ids = padded("input_ids", VOCABULARY[PAD])
         return {
             "input_ids": ids,
@@ -211,21 +215,22 @@ class Algo(Task):
 
     @torch.no_grad()
     def _test(self, model: PreTrainedModel, size: int, count: int) -> dict[str, float]:
+        # optional, and takes a second
         from torchmetrics.functional.classification import multiclass_accuracy, multiclass_exact_match
 
-        here, said, right = next(model.parameters()).device, [], []
+        device, predicted, answers = next(model.parameters()).device, [], []
         step = max(1, TOKENS_AT_ONCE // PUZZLES[self.puzzle].tokens(size))
         for start in range(0, count, step):
             made = [problem(self.puzzle, TESTING, size, at, size=size) for at in range(start, min(start + step, count))]
-            # All of one size are of one length: nothing is padded.
+            # Puzzles of one size have one length: there is no padding.
             ids = torch.stack([encoded(each)["input_ids"] for each in made])
             answer = len(made[0][1])
-            logits = model(input_ids=ids.to(here)).logits[:, -answer - 1 : -1].float().cpu()
+            logits = model(input_ids=ids.to(device)).logits[:, -answer - 1 : -1].float().cpu()
             if not bool(logits.isfinite().all()):
-                raise ValueError("the outputs of the model hold NaN or infinity: there is nothing to score")
-            said.append(logits.argmax(-1))
-            right.append(ids[:, -answer:])
-        found, wanted, classes = torch.cat(said), torch.cat(right), len(VOCABULARY)
+                raise ValueError("the outputs of the model contain NaN or infinity, so they have no score")
+            predicted.append(logits.argmax(-1))
+            answers.append(ids[:, -answer:])
+        found, wanted, classes = torch.cat(predicted), torch.cat(answers), len(VOCABULARY)
         return {
             "exact": float(multiclass_exact_match(found, wanted, classes)),
             "token": float(multiclass_accuracy(found, wanted, classes, average="micro")),

@@ -1,8 +1,10 @@
 """Language modelling from a text, causal (clm) and masked (mlm): trained at one length, tested at longer ones.
 
-The same test tokens are cut into windows of each length, and the same ones of them are scored, so that what changes
-from length to length is only what a token can look back on. A scheme that carries over has a lower loss in longer
-windows; one that does not, a higher one.
+The test cuts the same tokens into windows of each length and scores the same tokens. So from length to length only the
+available context differs. A scheme that generalises to longer inputs has a lower loss in longer windows; one that does
+not has a higher one.
+
+datasets, tokenizers and transformers are optional and take seconds to import: the functions that need them import them.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from locant.experiments.preset import SCRATCH, Preset
+from locant.experiments.presets import SCRATCH, Preset
 from locant.experiments.tasks.rows import spread
 from locant.experiments.tasks.task import TOKENS_AT_ONCE, Evaluation, Setting, Task, order, too_long
 from locant.runs import text_source
@@ -26,18 +29,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOKENIZER_TEXT = 2_000_000
-"""Letters a tokenizer is trained on: more make it little better and much slower."""
+"""Characters to train the tokenizer on: more take longer and improve it little."""
 PIECE, PIECES = 20_000, 64
-"""Letters of a piece of text at most, and how many pieces a shorter text is cut into."""
+"""Maximum characters of a piece of text, and the number of pieces of a shorter text."""
 BINS = 8
-"""Parts into which the length it was trained at is cut for the loss by position."""
+"""Parts per training length, for the loss by position."""
 
 
 class Windows(Dataset[dict[str, Tensor]]):
     """Windows of a stream of tokens, in a given order."""
 
     def __init__(self, tokens: Any, length: int, starts: Tensor) -> None:
-        # The column on the disk itself: reading rows one by one is slow beside the step of a small model.
+        # The Arrow column itself: reading single rows through datasets is slow next to the step of a small model.
         self.tokens, self.length, self.starts = tokens.data.column("token"), length, starts
 
     def __len__(self) -> int:
@@ -54,7 +57,7 @@ class _Language(Task):
     presets = SCRATCH
 
     def tokenizer(self, data: str | None, preset: Preset) -> PreTrainedTokenizerBase:
-        """Byte-level BPE, trained on the text itself."""
+        """Returns a byte-level BPE tokenizer, trained on the text."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
         from transformers import PreTrainedTokenizerFast
 
@@ -69,7 +72,7 @@ class _Language(Task):
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        # Pieces from all over the text, so that the vocabulary is that of the whole.
+        # Evenly spaced pieces: the vocabulary fits the whole text.
         pieces = [text[at : at + 2000] for at in range(0, len(text), 2000)]
         step = max(1, len(text) // TOKENIZER_TEXT)
         tokenizer.train_from_iterator(pieces[::step], trainer)
@@ -86,10 +89,10 @@ class _Language(Task):
         for part, count in needed.items():
             if counts[part] < count:
                 raise ValueError(
-                    f"{text.name} has {counts[part]:,} tokens to {part} on; one sequence of {count:,} is needed. Give "
-                    f"a longer text, or change the preset: length={preset.length}, longest={preset.longest}"
+                    f"{text.name} has {counts[part]:,} tokens to {part} on; it needs {count:,} for one sequence. Use a "
+                    f"longer text, or change the preset: length={preset.length}, longest={preset.longest}"
                 )
-        some = " from all over" if counts["train"] >= count * preset.length else " of"  # no more than can be read
+        some = " from all over" if counts["train"] >= count * preset.length else " of"  # a part, or all of it
         return f"{counts['train']:,} tokens{some} {text.name}, tested on {_tested(setting, counts['test']):,} others"
 
     def examples(self, setting: Setting, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
@@ -100,7 +103,7 @@ class _Language(Task):
     def evaluate(self, model: PreTrainedModel, setting: Setting) -> Iterator[Evaluation]:
         tokens, trained = _tokens(setting.folder / "test"), setting.preset.length
         longest = trained * setting.preset.longest
-        # Whole windows of the longest length: every length sees the same tokens.
+        # A multiple of the longest length: every length has the same tokens.
         tested = max(longest, _tested(setting, len(tokens)) // longest * longest)
         stream = torch.as_tensor(tokens[:tested]["token"], dtype=torch.long)
         length = trained
@@ -113,13 +116,13 @@ class _Language(Task):
             length *= 2
 
     def _at(self, model: PreTrainedModel, setting: Setting, windows: Tensor) -> Evaluation:
-        length, here = windows.shape[1], next(model.parameters()).device
+        length, device = windows.shape[1], next(model.parameters()).device
         total, count = (torch.zeros(length, dtype=torch.float64) for _ in range(2))
         for start, rows in _batches(windows):
             inputs, labels = self.inputs(setting, rows, start)
-            logits = model(input_ids=inputs.to(here)).logits
+            logits = model(input_ids=inputs.to(device)).logits
             losses = F.cross_entropy(
-                logits.float().flatten(0, 1), labels.to(here).flatten(), reduction="none", ignore_index=-100
+                logits.float().flatten(0, 1), labels.to(device).flatten(), reduction="none", ignore_index=-100
             )
             total += losses.view(labels.shape).double().sum(0).cpu()
             count += (labels != -100).sum(0)
@@ -133,11 +136,11 @@ class _Language(Task):
 
     @abstractmethod
     def inputs(self, setting: Setting, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Test inputs [B, L] and what the model should say at each of them, −100 for nothing."""
+        """Returns test inputs [B, L] and the target of each position, −100 for none; `first` is the number of row 0."""
 
 
 class Causal(_Language):
-    """Each token from those before it."""
+    """Predicts each token from those before it."""
 
     name = "clm"
     auto = "AutoModelForCausalLM"
@@ -148,58 +151,58 @@ class Causal(_Language):
         return {"input_ids": ids, "labels": ids}  # the model shifts the labels itself
 
     def inputs(self, setting: Setting, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        # The first token of a window is foretold by nothing. Longer windows leave out those of the shortest too:
-        # the same tokens are scored at every length.
+        # The first token of a window has no context. Longer windows leave out the same tokens as the shortest, so that
+        # every length scores the same tokens.
         labels = F.pad(rows[:, 1:], (0, 1), value=-100).clone()
         labels[:, setting.preset.length - 1 :: setting.preset.length] = -100
         return rows, labels
 
 
 class Masked(_Language):
-    """Tokens that are hidden, 15 % of all, from those around them."""
+    """Predicts masked tokens, 15 % of all, from those around them."""
 
     name = "mlm"
     auto = "AutoModelForMaskedLM"
     shape = "bert"
 
     def examples(self, setting: Setting, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
-        return Hidden(super().examples(setting, seed, count), setting.tokenizer, seed)
+        return MaskedWindows(super().examples(setting, seed, count), setting.tokenizer, seed)
 
     def collate(self, setting: Setting, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
 
     def inputs(self, setting: Setting, rows: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        # The stream is masked as a whole, by place: the same tokens are hidden at every length.
-        hide = _Hide(setting.tokenizer)
+        # The seed depends on the place in the text, so every length masks the same tokens.
+        mask = _Mask(setting.tokenizer)
         length, piece = rows.shape[1], setting.preset.length
         parts = rows.reshape(-1, piece)
-        masked = [hide(part[None], seed=first * length // piece + number) for number, part in enumerate(parts)]
+        masked = [mask(part[None], seed=first * length // piece + number) for number, part in enumerate(parts)]
         inputs, labels = (torch.cat(each).view(rows.shape) for each in zip(*masked, strict=True))
         return inputs, labels
 
 
-class Hidden(Dataset[dict[str, Tensor]]):
-    """Windows with tokens hidden; which ones depends on the number of the example."""
+class MaskedWindows(Dataset[dict[str, Tensor]]):
+    """Windows with masked tokens. The mask depends on the seed and the number of the example."""
 
     def __init__(self, windows: Dataset[dict[str, Tensor]], tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-        self.windows, self.hide, self.seed = windows, _Hide(tokenizer), seed
+        self.windows, self.mask, self.seed = windows, _Mask(tokenizer), seed
 
     def __len__(self) -> int:
         return len(self.windows)  # type: ignore[arg-type]
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        inputs, labels = self.hide(self.windows[number]["input_ids"][None], seed=self.seed * 1_000_003 + number)
+        inputs, labels = self.mask(self.windows[number]["input_ids"][None], seed=self.seed * 1_000_003 + number)
         return {"input_ids": inputs[0], "labels": labels[0]}
 
 
-class _Hide:
+class _Mask:
     """The masking of transformers, with a seed for each call."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         from transformers import DataCollatorForLanguageModeling
 
         if tokenizer.mask_token is None:
-            raise ValueError("mlm needs a tokenizer with a mask token; the model's has none: is it a causal model?")
+            raise ValueError("mlm needs a tokenizer with a mask token, and the model's has none; is it a causal model?")
         self.collator = DataCollatorForLanguageModeling(tokenizer)
         self.special = torch.tensor(tokenizer.all_special_ids)
 
@@ -219,14 +222,13 @@ def _tested(setting: Setting, there: int) -> int:
 
 
 def _write_tokens(words: str, limit: int, tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
-    """Tokenises a text, or pieces from all over it that have about `limit` tokens or more (0: all of it)."""
-    import numpy
+    """Tokenises a text, or evenly spaced pieces with about `limit` tokens or more (0: all); returns the count."""
     from datasets import Dataset as Table
 
     def encode(some: list[str]) -> list[list[int]]:
         return tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"] if some else []
 
-    # Pieces end with a line where they can; they are tokenised side by side.
+    # Pieces end at the end of a line if possible. The tokenizer processes them in parallel.
     pieces, at, size = [], 0, min(PIECE, len(words) // PIECES + 1)
     while at < len(words):
         end = words.find("\n", at + size, at + 2 * size) + 1 or min(at + size, len(words))

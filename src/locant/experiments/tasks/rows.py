@@ -1,6 +1,8 @@
-"""Tokenised texts as rows of a table on disk: what fine-tuning tasks have in common.
+"""Tokenised texts as rows of a table on disk, for fine-tuning tasks.
 
-Rows are as long as their text and are padded to the longest one of their batch, to the right.
+Rows are as long as their text. A batch is padded on the right to its longest row.
+
+datasets and tokenizers are optional and take seconds to import: the functions that need them import them.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 INPUTS = ("input_ids", "token_type_ids")
-"""Columns that a model reads; the attention mask follows from their lengths."""
+"""Columns that go to the model; the attention mask follows from their lengths."""
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -39,10 +42,10 @@ class Rows(Dataset[dict[str, Tensor]]):
 def write_rows(
     path: Path, texts: dict[str, list[Any]], encode: Callable[[dict[str, list[Any]]], dict[str, Any]]
 ) -> int:
-    """Tokenises texts, some at a time, into the table of one file; gives the number of rows."""
+    """Tokenises texts in batches into the table of one file, and returns the number of rows."""
     from datasets import Dataset as Table
 
-    # The file is put in place whole. A fingerprint of its own: the tokenizer need not be hashed.
+    # datasets replaces the file atomically. With this fingerprint it does not have to hash the tokenizer.
     made = Table.from_dict(texts).map(
         encode,
         batched=True,
@@ -55,36 +58,34 @@ def write_rows(
 
 
 def open_rows(path: Path) -> Any:
-    """The table of one file, mapped into memory."""
+    """Returns the table of one file, mapped into memory."""
     from datasets import Dataset as Table
 
     return Table.from_file(str(path))
 
 
 def small(rows: Iterable[Sequence[int]]) -> list[Any]:
-    """Lists of token numbers at half their size."""
-    import numpy
-
+    """Returns lists of token numbers as 32-bit arrays: half the size."""
     return [numpy.asarray(row, dtype=numpy.int32) for row in rows]
 
 
 def spread(count: int, most: int) -> list[int]:
-    """The numbers of at most `most` of `count` rows, from all over; 0 for all."""
+    """Returns the numbers of at most `most` of `count` rows, evenly spaced; 0 for all."""
     return [at * count // most for at in range(most)] if 0 < most < count else list(range(count))
 
 
 def fit(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Makes a tokenizer fit for two texts in one input, and for texts of different lengths in one batch.
+    """Prepares a tokenizer for two texts per input and for padded batches.
 
-    One that puts nothing around texts (that of a model trained here, or of a causal one) gets its end token before,
-    between and after them: heads read the first token or the last one, and something must part the two texts.
+    A tokenizer without special tokens around texts (of a model trained here, or of a causal one) gets its end token
+    before, between and after them. Heads read the first or the last token, and the two texts need a separator.
     """
     end: Any = tokenizer.eos_token
     if tokenizer.num_special_tokens_to_add(pair=True) == 0:
         from tokenizers.processors import TemplateProcessing
 
         if end is None:
-            raise ValueError("the tokenizer of the model has no end token, and nothing else to put between two texts")
+            raise ValueError("the tokenizer of the model has no end token and no other separator for two texts")
         backend: Any = tokenizer.backend_tokenizer
         backend.post_processor = TemplateProcessing(
             single=f"{end} $A {end}",
@@ -99,14 +100,14 @@ def fit(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def pad(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    """Inputs of a model: rows of different lengths in one batch, and the mask that says what is a token."""
+    """Returns rows of different lengths as one batch, with the attention mask."""
     inputs = [{name: row[name] for name in INPUTS if name in row} for row in rows]
     padded = tokenizer.pad(inputs, padding_side="right", return_attention_mask=True, return_tensors="pt")
     return {name: value.long() for name, value in padded.items()}
 
 
 def batches(table: Any) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
-    """All rows, with their numbers: those of about the same length together, so that little is padding."""
+    """Yields all rows in batches, with their numbers. Rows of similar length are together, so little is padding."""
     lengths = [len(ids) for ids in table["input_ids"]]
     numbers = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     at = 0

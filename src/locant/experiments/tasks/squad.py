@@ -1,14 +1,14 @@
-"""SQuAD v1.1 (Rajpurkar et al. 2016, arXiv 1606.05250): the part of a paragraph that answers a question.
+"""SQuAD v1.1 (Rajpurkar et al. 2016, arXiv 1606.05250): find the part of a paragraph that answers a question.
 
-Question and paragraph are one input. A paragraph that is longer than that is read in windows that overlap by up to 128
-tokens; a window without the answer says so with its first token. Trained with windows of one length and tested with
-longer ones, up to whole paragraphs: the inductive test of Huang et al. 2020 (arXiv 2009.13658).
+Question and paragraph are one input. A longer paragraph is cut into windows that overlap by up to 128 tokens. In a
+window without the answer, the target is the first token. The model is trained with windows of one length and tested
+with longer ones, up to whole paragraphs: the inductive test of Huang et al. 2020 (arXiv 2009.13658).
 
-The answer is the span with the highest sum of its start and end logits: of all windows of a question, among the 20 best
-starts and the 20 best ends, inside the paragraph, not longer than 30 tokens. Exact match and F1 are those of the
-official script: without case, punctuation, articles and spaces, best over the answers of several people. They are
-torchmetrics', which differ in one case alone: of two texts in which nothing is left, F1 is 100 and not 0. Three of the
-10,570 questions to test on have such an answer.
+The answer is the span with the highest sum of its start and end logits over all windows of a question: among the 20
+best starts and the 20 best ends, inside the paragraph, at most 30 tokens long. Exact match and F1 are those of the
+official script: without case, punctuation, articles and spaces, best over the answers of several people. torchmetrics
+computes them. It differs in one case: if nothing is left of both texts, its F1 is 100, not 0. Three of the 10,570 test
+questions have such an answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from locant.experiments.preset import ANSWERS
+from locant.experiments.presets import ANSWERS
 from locant.experiments.tasks.rows import Rows, batches, fit, open_rows, pad, small, spread, write_rows
 from locant.experiments.tasks.task import Evaluation, Setting, Task, order, too_long
 from locant.runs import text_source
@@ -34,27 +34,31 @@ if TYPE_CHECKING:
 
 HUB = "rajpurkar/squad"
 STRIDE, QUESTION = 128, 64
-"""Tokens that two windows have in common, and tokens of a question: at most these, and a third of the length."""
+"""Maximum overlap of two windows and maximum length of a question, in tokens; both at most a third of the length."""
 SHORTEST = 16
-"""A window must hold a third of itself of the question, the separators, and more of the paragraph than it repeats."""
+"""Minimum length: a window holds the question (a third), separators, and more of the paragraph than the overlap."""
 BEST, ANSWER = 20, 30
-"""Starts and ends that are tried; tokens of an answer, at most."""
+"""Candidates for the start and for the end, and maximum tokens of an answer."""
 
 
 @dataclass(frozen=True)
 class Question:
+    """A question, its paragraph and its answers."""
+
     id: str
     text: str
     context: str
-    answers: tuple[tuple[str, int], ...]  # each with the place of its first letter
+    answers: tuple[tuple[str, int], ...]  # text, and index of its first character in the paragraph
 
-    def is_there(self) -> bool:
-        """Whether the first answer, which is trained on, is where it says."""
+    def is_consistent(self) -> bool:
+        """Whether the first answer, the training target, is at its index in the paragraph."""
         text, start = self.answers[0]
         return start >= 0 and self.context[start : start + len(text)] == text
 
 
 class Squad(Task):
+    """SQuAD v1.1."""
+
     name = "squad"
     metric = "f1"
     higher_is_better = True
@@ -65,12 +69,14 @@ class Squad(Task):
     def prepare(self, data: str | None, setting: Setting, count: int) -> str:
         preset = setting.preset
         if preset.length < SHORTEST:
-            raise ValueError(f"squad needs a length of at least {SHORTEST} for a question and a part of its paragraph; "
-                             f"got {preset.length}")  # fmt: skip
+            raise ValueError(
+                f"squad needs a length of at least {SHORTEST} for a question and a part of its paragraph; got "
+                f"{preset.length}"
+            )
         train, test, where = _read(data)
-        there = [question for question in train if question.is_there()]
+        there = [question for question in train if question.is_consistent()]
         if not there:
-            raise ValueError(f"{where}: none of {len(train):,} answers is in its paragraph at its answer_start")
+            raise ValueError(f"{where}: none of {len(train):,} answers is at its answer_start in the paragraph")
         trained = [there[at] for at in spread(len(there), count)]
         tested = [test[at] for at in spread(len(test), preset.evaluated)]
         fit(setting.tokenizer)
@@ -80,12 +86,12 @@ class Squad(Task):
             windows = Windows(setting.tokenizer, length)
             write_rows(setting.folder / f"test-{length}.arrow", _columns(tested), windows.to_test)
         _write_questions(setting.folder / "questions.arrow", tested)
-        said = f"{len(there):,} questions of {where}, tested on {len(tested):,} others"
+        about = f"{len(there):,} questions of {where}, tested on {len(tested):,} others"
         if features > len(trained):
-            said += f"; {features:,} windows of {len(trained):,} of them are trained on"
+            about += f"; training uses {features:,} windows of {len(trained):,} of them"
         if len(there) < len(train):
-            said += f"; {len(train) - len(there):,} are left out: their answer is not where answer_start says"
-        return said
+            about += f"; {len(train) - len(there):,} are left out: their answer is not at its answer_start"
+        return about
 
     def _lengths(self, setting: Setting) -> Iterator[int]:
         length = setting.preset.length
@@ -113,10 +119,10 @@ class Squad(Task):
 
     @torch.no_grad()
     def _test(self, model: PreTrainedModel, setting: Setting, length: int) -> dict[str, float]:
-        questions, here = open_rows(setting.folder / "questions.arrow"), next(model.parameters()).device
+        questions, device = open_rows(setting.folder / "questions.arrow"), next(model.parameters()).device
         best = [Span(-torch.inf, 0, 0)] * len(questions)
         for _, rows in batches(open_rows(setting.folder / f"test-{length}.arrow")):
-            inputs = {name: value.to(here) for name, value in pad(setting.tokenizer, rows).items()}
+            inputs = {name: value.to(device) for name, value in pad(setting.tokenizer, rows).items()}
             found = model(**inputs)
             for row, span in zip(rows, spans(found.start_logits, found.end_logits, rows), strict=True):
                 best[row["question"]] = max(best[row["question"]], span, key=lambda span: span.score)
@@ -131,11 +137,13 @@ class Windows:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, length: int) -> None:
         if not tokenizer.is_fast:
-            raise ValueError("squad needs a tokenizer that tells where in the text a token is; the model's does not")
+            raise ValueError(
+                "squad needs a fast tokenizer, which returns the place of each token in the text; the model's is slow"
+            )
         self.tokenizer, self.length = tokenizer, length
 
     def to_train(self, some: dict[str, list[Any]]) -> dict[str, Any]:
-        """Inputs, and the first and last token of the answer."""
+        """Returns inputs, and the first and last token of the answer."""
         found, offsets = self._cut(some)
         starts, ends = [], []
         for ids, source_row, places in zip(
@@ -149,7 +157,7 @@ class Windows:
         return {**self._inputs(found), "start_positions": starts, "end_positions": ends}
 
     def to_test(self, some: dict[str, list[Any]]) -> dict[str, Any]:
-        """Inputs, the question they are of, and the place of each token in the paragraph: −1 for one that is not."""
+        """Returns inputs, the number of their question, and the place of each token in the paragraph, −1 outside."""
         found, offsets = self._cut(some)
         rows = [some["number"][row] for row in found["overflow_to_sample_mapping"]]
         starts, ends = ([[place[side] for place in places] for places in offsets] for side in (0, 1))
@@ -169,8 +177,8 @@ class Windows:
         return found, offsets
 
     def _shortened(self, questions: list[str], most: int) -> list[str]:
-        """Questions of at most so many tokens: the paragraph needs the rest."""
-        stripped = [question.strip() for question in questions]  # some begin with spaces, which say nothing
+        """Cuts questions to `most` tokens: the paragraph needs the rest."""
+        stripped = [question.strip() for question in questions]  # some begin with spaces
         places = self.tokenizer(
             stripped, add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False
         )["offset_mapping"]
@@ -185,7 +193,7 @@ class Windows:
 
 
 def _tokens_of(places: list[tuple[int, int]], first: int, end: int) -> tuple[int | None, int | None]:
-    """The first and the last token of the letters from `first` to before `end`; None where not all are there."""
+    """Returns the first and last token of the characters [first, end); None where the window lacks some of them."""
     inside = [at for at, (start, _) in enumerate(places) if start >= 0]
     if not inside or places[inside[0]][0] > first or places[inside[-1]][1] < end:
         return None, None
@@ -198,7 +206,7 @@ def _tokens_of(places: list[tuple[int, int]], first: int, end: int) -> tuple[int
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a paragraph, by its letters."""
+    """A part of a paragraph: its characters [start, end)."""
 
     score: float
     start: int
@@ -206,10 +214,10 @@ class Span:
 
 
 def spans(start_logits: Tensor, end_logits: Tensor, rows: Sequence[dict[str, Any]]) -> Iterator[Span]:
-    """The best span of each window; one without letters and a score of −∞ where there is none."""
+    """Yields the best span of each window; an empty one with score −∞ where there is none."""
     starts, ends = start_logits.float().cpu(), end_logits.float().cpu()
     if not bool(starts.isfinite().all() & ends.isfinite().all()):
-        raise ValueError("the outputs of the model hold NaN or infinity: there is nothing to score")
+        raise ValueError("the outputs of the model contain NaN or infinity, so they have no score")
     outside = torch.ones(starts.shape, dtype=torch.bool)
     for number, row in enumerate(rows):
         outside[number, : len(row["starts"])] = torch.tensor(row["starts"]) < 0
@@ -228,21 +236,21 @@ def spans(start_logits: Tensor, end_logits: Tensor, rows: Sequence[dict[str, Any
 
 
 def score(questions: Any, best: Sequence[Span]) -> dict[str, float]:
-    """Exact match and F1 of the answers, in per cent."""
-    from torchmetrics.functional.text.squad import squad
+    """Returns exact match and F1 of the answers, in per cent."""
+    from torchmetrics.functional.text.squad import squad  # optional, and takes a second
 
-    said, right = [], []
+    predicted, answers = [], []
     for question, span in zip(questions, best, strict=True):
-        said.append({"id": question["id"], "prediction_text": question["context"][span.start : span.end]})
-        right.append({"id": question["id"], "answers": {"text": question["answers"], "answer_start": []}})
-    return {name: float(value) for name, value in squad(said, right).items()}
+        predicted.append({"id": question["id"], "prediction_text": question["context"][span.start : span.end]})
+        answers.append({"id": question["id"], "answers": {"text": question["answers"], "answer_start": []}})
+    return {name: float(value) for name, value in squad(predicted, answers).items()}
 
 
 # ---- files ----------------------------------------------------------------------------------------
 
 
 def _read(data: str | None) -> tuple[list[Question], list[Question], str]:
-    """Questions to train on and to test on, and where they are from."""
+    """Returns training questions, test questions and their source."""
     path = None if data is None else Path(data)
     if path is not None and path.is_dir():
         train, test = (_questions(file := _find(path, name), _articles(file)) for name in ("train", "dev"))
@@ -256,14 +264,16 @@ def _read(data: str | None) -> tuple[list[Question], list[Question], str]:
 
 
 def _find(folder: Path, name: str) -> Path:
-    """train-v1.1.json and the like; of several, the one of v1.1."""
+    """Returns the file of a part, such as train-v1.1.json; of several, that of v1.1."""
     endings = tuple(f".json{suffix}" for suffix in ("", *text_source.OPENERS))
     found = sorted(file for file in folder.glob(f"{name}*") if file.is_file() and file.name.endswith(endings))
     chosen = [file for file in found if "v1.1" in file.name] if len(found) > 1 else found
     if len(chosen) != 1:
         there = ", ".join(file.name for file in chosen or found) or "none"
-        raise FileNotFoundError(f"{folder} must have one file {name}*.json (or .json.xz, .json.gz), for instance "
-                                f"{name}-v1.1.json; it has: {there}")  # fmt: skip
+        raise FileNotFoundError(
+            f"{folder} must have one file {name}*.json (or .json.xz, .json.gz), for instance {name}-v1.1.json; it has: "
+            f"{there}"
+        )
     return chosen[0]
 
 
@@ -280,14 +290,14 @@ def _articles(path: Path) -> list[Any]:
 
 
 def _held_out(path: Path) -> tuple[list[Question], list[Question]]:
-    """One file for both: every 20th article is kept for testing, or every 20th paragraph where there are few."""
+    """Splits one file: every 20th article is held out for testing; of few articles, every 20th paragraph."""
     pieces = _articles(path)
     if len(pieces) < text_source.HELD_OUT:
-        _questions(path, pieces)  # says what is wrong with them
+        _questions(path, pieces)  # raises if they are malformed
         pieces = [{"paragraphs": [paragraph]} for article in pieces for paragraph in article["paragraphs"]]
     if len(pieces) < text_source.HELD_OUT:
         raise ValueError(
-            f"{path} has {len(pieces)} paragraphs; at least {text_source.HELD_OUT} are needed to keep some for "
+            f"{path} has {len(pieces)} paragraphs; it needs at least {text_source.HELD_OUT} to hold some out for "
             f"testing. Name a folder with train-v1.1.json and dev-v1.1.json"
         )
     kept = [piece for number, piece in enumerate(pieces, 1) if number % text_source.HELD_OUT]
@@ -308,14 +318,14 @@ def _questions(path: Path, articles: list[Any]) -> list[Question]:
 
 
 def _hub(name: str) -> tuple[list[Question], list[Question]]:
-    from datasets import load_dataset
+    from datasets import load_dataset  # optional, and takes seconds
 
     try:
         parts = load_dataset(name)
-    except Exception as problem:  # offline, unknown, gated: datasets has an exception for each
+    except Exception as problem:  # datasets raises a different class for offline, unknown and gated data sets
         raise ValueError(
-            f"{name} is no file or folder here, and the hub does not give it: {problem}. Name a folder with "
-            f"train-v1.1.json and dev-v1.1.json with --data"
+            f"{name} is not a file or folder, and it cannot be loaded from the Hugging Face hub: {problem}. Name a "
+            f"folder with train-v1.1.json and dev-v1.1.json"
         ) from None
     columns = {"id", "question", "context", "answers"}
     for part in ("train", "validation"):
@@ -342,8 +352,10 @@ def _checked(questions: list[Question], where: str) -> list[Question]:
         raise ValueError(f"{where} has no questions")
     without = [question.id for question in questions if not question.answers]
     if without:
-        raise ValueError(f"{where}: {len(without):,} of {len(questions):,} questions have no answer, such as "
-                         f"{without[0]}. This is SQuAD v1.1, where all have one; is it a file of v2.0?")  # fmt: skip
+        raise ValueError(
+            f"{where}: {len(without):,} of {len(questions):,} questions have no answer, such as {without[0]}. In SQuAD "
+            f"v1.1 all have one; is it a file of v2.0?"
+        )
     seen: set[str] = set()
     for question in questions:
         if question.id in seen:

@@ -1,4 +1,4 @@
-"""What a task is: examples in the order they are trained on, a head for the model, and a test at several lengths."""
+"""The interface of a task: training examples in a fixed order, a head for the model, and a test at several lengths."""
 
 from __future__ import annotations
 
@@ -12,95 +12,95 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from locant.experiments.preset import Preset
+from locant.experiments.presets import Preset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 TOKENS_AT_ONCE = 8192
-"""Tokens of a test batch, padding included."""
+"""Tokens per test batch, padding included."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a trained model does on test inputs of one length; `refused` says why where it cannot read them."""
+    """The scores of a trained model on test inputs of one length; or `refused`, the reason why it cannot read them."""
 
     length: int
     values: Mapping[str, float] = field(default_factory=dict)  # by the name of the metric
-    by_position: tuple[tuple[int, float], ...] = ()  # the score over the tokens from this position to the next one
+    by_position: tuple[tuple[int, float], ...] = ()  # first position of a range, mean score over it
     refused: str = ""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the methods of a task need to know: sizes, and what the text was prepared with."""
+    """The arguments that the methods of a task share: sizes, tokenizer, and the folder of the prepared data."""
 
     preset: Preset
     tokenizer: PreTrainedTokenizerBase
-    folder: Path  # holds what `prepare` wrote
+    folder: Path  # `prepare` writes into it, the other methods read from it
 
 
 class Task(ABC):
-    """A task. Stateless: what it needs stands in its `Setting`, so that a run in another process does the same."""
+    """A task. It has no state: everything comes from its `Setting`, so it is the same in every process."""
 
     name: str
-    metric: str  # the score that schemes are ranked by
+    metric: str  # name of the score that ranks the schemes
     higher_is_better: bool
     presets: ClassVar[Mapping[str, Preset]]
-    auto: ClassVar[str]  # the class of transformers that has the task's head
-    shape: ClassVar[str]  # of the model where none is named
+    auto: ClassVar[str]  # the Auto class of transformers with the task's head
+    shape: ClassVar[str]  # default model
 
     @abstractmethod
     def prepare(self, data: str | None, setting: Setting, count: int) -> str:
-        """Reads `--data`, writes what runs need into the folder, and says what it is: "2.1M tokens of …".
+        """Reads the data, writes the examples into the folder, and returns a description: "2.1M tokens of …".
 
-        No run sees more than `count` examples: where there are more, as many, from all over, are enough.
+        No run reads more than `count` examples. Of a larger data set it may take `count`, evenly spaced.
         """
 
     @abstractmethod
     def examples(self, setting: Setting, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
-        """`count` examples in the order they are trained on, the same for every scheme.
+        """Returns `count` examples in training order, the same for every scheme.
 
-        Example n depends on `seed` and n alone: a run that is taken up again in the middle sees what it would have.
+        Example n depends on `seed` and n alone, so a resumed run reads the same examples as an uninterrupted one.
         """
 
     @abstractmethod
     def collate(self, setting: Setting, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Examples as one batch for the model."""
+        """Returns the examples as one batch for the model."""
 
     @abstractmethod
     def evaluate(self, model: PreTrainedModel, setting: Setting) -> Iterator[Evaluation]:
-        """The test, at the length it was trained at first, then at longer ones."""
+        """Yields the test scores, first at the training length, then at longer ones."""
 
     def head(self, setting: Setting) -> dict[str, Any]:
-        """What the config of a model must say for this task, such as the number of labels."""
+        """Returns the config entries that this task needs, such as the number of labels."""
         return {}
 
     def positions(self, preset: Preset) -> int:
-        """Tokens of the longest training example: positions that a model made from scratch has."""
+        """Returns the tokens of the longest training example: a model made from scratch has as many positions."""
         return preset.length
 
     def tokenizer(self, data: str | None, preset: Preset) -> PreTrainedTokenizerBase:
-        """The tokenizer of a model made from scratch."""
-        raise ValueError(f"{self.name} starts from a trained model: name one with --model")
+        """Returns the tokenizer of a model made from scratch."""
+        raise ValueError(f"{self.name} starts from a trained model; name one, by its folder or hub name")
 
 
 def order(count: int, rows: int, seed: int) -> Tensor:
-    """[count] numbers of rows: every row once in each round, each round in another order."""
+    """Returns [count] row numbers: every row once per epoch, each epoch in another order."""
     generator = torch.Generator().manual_seed(seed)
-    rounds = [torch.randperm(rows, generator=generator) for _ in range(-(-count // rows))]
-    return torch.cat(rounds)[:count]
+    epochs = [torch.randperm(rows, generator=generator) for _ in range(-(-count // rows))]
+    return torch.cat(epochs)[:count]
 
 
 def longest(model: PreTrainedModel) -> int | None:
-    """The longest input that a model reads, None for any."""
-    from locant.hf.facts import limits
+    """Returns the longest input that a model can read; None for any length."""
+    from locant.hf.facts import limits  # imports transformers, which takes seconds
 
     return limits(model)[0]
 
 
 def too_long(model: PreTrainedModel, length: int) -> str:
-    """Why a model cannot read inputs of this length; empty where it can."""
+    """Returns the reason why a model cannot read inputs of this length; empty if it can."""
     limit = longest(model)
     return "" if limit is None or length <= limit else f"its positions end at {limit}"

@@ -1,0 +1,58 @@
+"""Checks of the arguments of `fit` and `adapt`, before anything changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from locant.hf import swapping
+from locant.hf.facts import has_decoder
+from locant.hf.plan import plan_of
+
+MIN_LENGTH = 8
+"""Smallest `length`, in tokens."""
+
+
+def check_model(model: Any, spec: Any) -> None:
+    """Raises unless a model can be fitted and adapted to a scheme of this name."""
+    swapping.check_model(model)
+    if getattr(model, "main_input_name", "input_ids") != "input_ids":
+        raise ValueError(f"{type(model).__name__} does not read tokens, so it cannot be fitted on text")
+    if not isinstance(spec, str) or spec.strip() == "native":
+        raise ValueError(f"spec must be a string that names a scheme, such as tisa:kernels=5; got {spec!r}")
+    if plan_of(model) is not None:
+        raise ValueError("this model is swapped already; pass a model that has its own positions")
+    if has_decoder(model):
+        raise ValueError(
+            f"{type(model).__name__} is an encoder with a decoder; load its encoder alone, with "
+            f"AutoModelForTextEncoding"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ValueError("fitting needs gradients, which torch.inference_mode() forbids; call it outside")
+    broken = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if broken:
+        raise ValueError(f"{broken[0]} has numbers that are not finite (NaN or ∞); load the model again")
+    half = {weight.dtype for weight in model.parameters()} & {torch.bfloat16, torch.float16}
+    if half:
+        raise ValueError(f"the model is in {half.pop()}, which rounds small steps to zero; call model.float() first")
+
+
+def check_numbers(length: int, seed: int) -> None:
+    """Raises unless `length` and `seed` are possible."""
+    if not isinstance(length, int) or length < MIN_LENGTH:
+        raise ValueError(f"length must be a number of tokens, at least {MIN_LENGTH}, got {length!r}")
+    if not isinstance(seed, int) or not 0 <= seed < 2**32 - 1:
+        raise ValueError(f"seed must be a whole number from 0 to 2³² − 2, got {seed!r}")
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: Any, lines: list[str]) -> None:
+    """Raises if the tokenizer makes tokens that the model does not have; checks the first lines of a text."""
+    words: Any = model.get_input_embeddings()
+    most = max((token for ids in tokenizer(lines[:200], verbose=False)["input_ids"] for token in ids), default=0)
+    if most >= words.weight.shape[0]:
+        raise ValueError(
+            f"the tokenizer returned token {most}, but {type(model).__name__} has {words.weight.shape[0]} tokens; pass "
+            f"the tokenizer that the model was trained with"
+        )

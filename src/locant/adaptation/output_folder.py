@@ -1,0 +1,96 @@
+"""The folder of an adaptation.
+
+adapt.json         model, scheme, text, budget, trained weights, seed, steps; at the end the table and the heads
+metrics.jsonl      agreement during training
+checkpoint-N/      where a killed training resumes; deleted at the end
+model.safetensors  the adapted model, which `locant.load` opens, with its tokenizer
+README.md          the model card
+heads.png          curves of the heads before and after (drawn by `locant adapt`)
+DONE               the adaptation is complete
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from locant.adaptation.card import card
+from locant.adaptation.distillation import EVALUATIONS, EVERY
+from locant.adaptation.result import Adapted
+from locant.hf.plan import ANY_LENGTH
+from locant.runs import files, run_folder
+from locant.runs.budget import Budget
+
+FILE = "adapt.json"
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """The folder of an adaptation and its settings, the content of adapt.json."""
+
+    path: Path
+    settings: dict[str, Any]
+    kept: bool = True  # False for a temporary folder
+
+    def steps(self, budget: Budget, fit_seconds: float, pace: Callable[[], tuple[float, float]]) -> int:
+        """Returns the number of training steps, which is computed once and then written to the folder.
+
+        A time budget covers fit and training. `pace` measures the seconds of a step and of an evaluation.
+        """
+        if "steps" not in self.settings:
+            self.settings["steps"] = budget.steps
+            if budget.seconds is not None:
+                step, evaluation = pace()
+                left = budget.seconds - fit_seconds
+                # The larger of two cases: an evaluation every EVERY steps, or EVALUATIONS of them in all.
+                frequent, few = left / (step + evaluation / EVERY), (left - EVALUATIONS * evaluation) / step
+                self.settings["steps"] = max(1, int(frequent), int(few))
+            files.write_json(self.path / FILE, self.settings)
+        return int(self.settings["steps"])
+
+    def save(self, done: Adapted, tokenizer: Any) -> None:
+        """Writes the model, its card and the results, then marks the folder as done and deletes the checkpoints."""
+        done.model.save_pretrained(self.path)
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.model_max_length = getattr(done.model.config, "max_position_embeddings", ANY_LENGTH)
+        tokenizer.save_pretrained(self.path)
+        table = [vars(row) for row in done.rows]
+        heads = [{**vars(head), "explained": head.explained} for head in done.fit.heads]
+        files.write_json(self.path / FILE, {**self.settings, "table": table, "heads": heads})
+        files.write(self.path / "README.md", card(done, self.settings))
+        files.write(self.path / run_folder.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
+        for checkpoint in self.path.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+@contextmanager
+def opened(out: Path | str | None, settings: dict[str, Any]) -> Iterator[OutputFolder]:
+    """Opens the folder of an adaptation, new or interrupted, and locks it; a temporary one if `out` is None."""
+    if out is None:
+        with tempfile.TemporaryDirectory() as name:
+            yield OutputFolder(Path(name), settings, kept=False)
+        return
+    path = Path(out)
+    run_folder.check(path, FILE)
+    with run_folder.held(path):
+        if (path / run_folder.DONE).exists():
+            raise ValueError(f"the adaptation in {path} is done; open it with locant.load, or choose a new folder")
+        there = files.read_json(path / FILE) if (path / FILE).exists() else {}
+        if "steps" in there:  # without it no training has begun, and there is nothing to resume
+            other = [
+                f"{key}: {there.get(key)!r} there, {value!r} now"
+                for key, value in settings.items()
+                if there.get(key) != value
+            ]
+            if other:
+                raise ValueError(f"{path} holds another adaptation ({'; '.join(other)}); choose a new folder")
+            settings["steps"] = there["steps"]
+        files.write_json(path / FILE, settings)
+        yield OutputFolder(path, settings)

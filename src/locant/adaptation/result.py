@@ -1,0 +1,50 @@
+"""The result of an adaptation: the model, and a table of its four states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedModel
+
+from locant.adaptation.distillation import AgreementAtStep
+from locant.adaptation.fitting import Fit
+from locant.analysis.distance import Layer
+
+
+@dataclass(frozen=True)
+class StateRow:
+    """One row of the table: the model in one of its states."""
+
+    state: str  # original, silenced, fitted, adapted
+    agreement: float  # with the original, on held-out text
+    parameters: int  # of its positions
+    scores: dict[str, float]
+
+
+@dataclass
+class Adapted:
+    """An adapted model and its measurements."""
+
+    model: PreTrainedModel
+    spec: str
+    measure: str  # the kind of agreement, such as "same label"
+    rows: list[StateRow]
+    fit: Fit
+    curves: dict[str, list[Layer]]  # attention by distance, for each state
+    looks: list[AgreementAtStep] = field(default_factory=list)  # evaluations during training
+
+    @property
+    def steps(self) -> int:
+        """Number of training steps."""
+        return self.looks[-1].step if self.looks else 0
+
+    def __str__(self) -> str:
+        """The table in Markdown."""
+        scores = list(self.rows[0].scores)
+        head = ["", f"agreement ({self.measure})", *scores, "position parameters"]
+        lines = [
+            [row.state, f"{row.agreement:.4f}", *(f"{row.scores[name]:.4f}" for name in scores), f"{row.parameters:,}"]
+            for row in self.rows
+        ]
+        rule = ["---", *["---:"] * (len(head) - 1)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines])

@@ -1,0 +1,79 @@
+"""The command that adapts a model to another position scheme: `locant adapt`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from locant.adaptation import adapting, sample, scores
+from locant.cli.terminal import console
+from locant.experiments.run import quiet
+from locant.hf import load
+from locant.report.adaptation import draw_adaptation
+
+
+def adapt(
+    model: str, spec: str, text: Path, out: Path, budget: str, train: str, evaluate: list[str] | None, length: int,
+    seed: int,
+) -> None:  # fmt: skip
+    """Gives a trained model another position scheme, trains it to agree with the original, and saves it."""
+    quiet()
+    if not text.exists():
+        raise FileNotFoundError(f"there is no file or folder {text}")
+    lines = sample.pieces(text)
+    loaded = load(model)
+    if loaded.dtype in (torch.bfloat16, torch.float16):
+        loaded.float()  # small steps are lost in half precision
+    readable = sample.longest(loaded, length)
+    tasks = {each: scores.score(each, adapting.held_out(lines), readable) for each in evaluate or []}
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[near]}"),
+                   TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)  # fmt: skip
+    with bar:
+        job = bar.add_task("opening", total=None, near="")
+
+        def say(stage: str) -> None:
+            bar.update(job, description=stage)
+            if not console.is_terminal:  # a log has no bar
+                console.print(escape(stage), highlight=False)
+
+        def look(found: Any, steps: int) -> None:
+            bar.update(job, completed=found.step, total=steps, near=f"agreement {found.agreement:.4f}")
+
+        try:
+            done = adapting.adapt(
+                loaded, spec, lines, budget=budget, train=train, tokenizer=sample.tokenizer_of(loaded), out=out,
+                scores=tasks, length=length, seed=seed, say=say, look=look,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            console.print("stopped; the same command continues from the last checkpoint, if there is one")
+            raise SystemExit(130) from None
+    _conclude(done, out)
+
+
+def _conclude(done: Any, out: Path) -> None:
+    """Prints the scores, and draws the heads before and after where matplotlib is installed."""
+    console.print(done.fit.summary, highlight=False)
+    for notice in done.fit.notices:
+        console.print(escape(notice), highlight=False)
+    console.print(_table(done))
+    if find_spec("matplotlib") is not None:
+        draw_adaptation(done, out / "heads.png")
+        console.print(f"heads before and after: {out / 'heads.png'}", markup=False, highlight=False)
+    console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
+
+
+def _table(done: Any) -> Table:
+    table = Table(title=f"{type(done.model).__name__} with {done.spec}")
+    table.add_column("")
+    for name in (f"agreement\n({done.measure})", *done.rows[0].scores, "parameters of\nits positions"):
+        table.add_column(name, justify="right")
+    for row in done.rows:
+        numbers = [row.agreement, *row.scores.values()]
+        table.add_row(row.state, *(f"{number:.4f}" for number in numbers), f"{row.parameters:,}")
+    return table

@@ -1,0 +1,201 @@
+"""Every command of `locant`: its summary, its options, the function that runs it and the extra it needs.
+
+The names of a command's options and arguments are the names of its function's parameters.
+"""
+
+from __future__ import annotations
+
+from argparse import BooleanOptionalAction
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from locant.cli import values
+from locant.cli.extras import COMPARE, HF, PLOT, Extra
+from locant.cli.parser import Parser
+
+
+class Command(NamedTuple):
+    """One command."""
+
+    function: str  # file of this package and function in it
+    summary: str
+    declare: Callable[[Parser], None]
+    extra: Extra | None = None
+    forks: bool = False  # the fork server executes its runs
+
+
+def _schemes(parser: Parser) -> None:
+    parser.argument("name", "Describe one scheme and its options instead.", nargs="?", type=values.scheme_name)
+    parser.option("--length", default=512, type=values.at_least(2), metavar="N", help="Length of the model, 2 or more.")
+    parser.option("--layers", default=12, type=values.at_least(1), metavar="N", help="Layers of the model.")
+    _size(parser, heads=12, width=768)
+
+
+def _curve(parser: Parser) -> None:
+    _specs(parser, "tisa:kernels=5 alibi rope")
+    _file(parser, "Picture file; the numbers are written beside it as csv.", default=Path("curve.png"))
+    parser.option("--reach", default=64, type=values.at_least(1), metavar="N", help="Largest offset in the picture.")
+    _size(parser, heads=12, width=768)
+    _seed(parser, "the random parameters")
+
+
+def _check(parser: Parser) -> None:
+    parser.argument("spec", "A scheme, such as tisa:kernels=5 or alibi+learned.", type=values.scheme)
+    _size(parser, heads=4, width=32)
+    _seed(parser, "the random parameters")
+
+
+def _inspect(parser: Parser) -> None:
+    parser.argument("model", "Folder or hub name of a Hugging Face model, swapped or not.")
+    parser.option("--text", type=Path, metavar="FILE", help="Text that the model reads. Default: Python's own manual.")
+    _file(parser, "The page; its tables are written beside it as csv.", default=Path("report.html"))
+    parser.option("--compare", metavar="MODEL", help="Another model, shown side by side.")
+
+
+def _bench(parser: Parser) -> None:
+    _specs(parser, "tisa huang4:clip=64")
+    parser.option("--lengths", default="256,512,1024,2048", type=values.whole_numbers, metavar="N,N,…",
+                  help="Lengths to measure at, with commas between them.")  # fmt: skip
+    _size(parser, heads=12, width=768)
+    parser.option("--tokens", default=4096, type=values.at_least(1), metavar="N", help="Tokens in a batch.")
+    parser.option("--repeats", default=5, type=values.at_least(3), metavar="N",
+                  help="Measurements of each scheme, in turn with all others; 3 or more.")  # fmt: skip
+    _file(parser, "Picture file; the numbers are written beside it as csv. Default: no picture.")
+
+
+def _doctor(parser: Parser) -> None:
+    """It has no options."""
+
+
+def _swap(parser: Parser) -> None:
+    parser.argument("model", "Folder or hub name of a Hugging Face model.")
+    parser.argument("spec", "A scheme, such as tisa:kernels=5 or alibi+learned.", type=values.cycle)
+    _folder(parser, "Folder of the new model; it must be new or empty.")
+    parser.option("--keep-native", action=BooleanOptionalAction, default=False,
+                  help="Add the scheme to the model's own positions instead of replacing them.")  # fmt: skip
+    parser.option("--impl", default="auto", metavar="NAME", help="Back end of the attention.")
+
+
+def _compare(parser: Parser) -> None:
+    _task(parser)
+    parser.option("--schemes", required=True, type=values.arms, metavar="SPEC,SPEC,…",
+                  help="Schemes with commas between them. The first is the baseline.")  # fmt: skip
+    _folder(parser, "Folder of the comparison. The same command continues a comparison that was stopped.")
+    _data(parser)
+    _model(parser)
+    parser.option("--seeds", default=3, type=values.at_least(1), metavar="N", help="Runs of each scheme.")
+    _training(parser)
+    parser.option("--ray", metavar="ADDRESS", help="Address of a Ray cluster. Default: this machine.")
+
+
+def _train(parser: Parser) -> None:
+    _task(parser)
+    parser.argument("scheme", "A scheme, such as tisa:kernels=5, or native.", type=values.arm)
+    _folder(parser, "Folder of the run, or of a comparison that it belongs to.")
+    _data(parser)
+    _model(parser)
+    _seed(parser, "the weights and of the order of the data")
+    _training(parser)
+
+
+def _finetune(parser: Parser) -> None:
+    _task(parser)
+    parser.argument("scheme", "native, a scheme in its place, or native+SCHEME beside it.", type=values.arm)
+    parser.option("--model", required=True, metavar="MODEL", help="Folder or hub name of a trained model.")
+    _folder(parser, "Folder of the run, or of a comparison that it belongs to.")
+    _data(parser)
+    _seed(parser, "the head and of the order of the data")
+    _training(parser)
+
+
+def _adapt(parser: Parser) -> None:
+    parser.argument("model", "Folder or hub name of a Hugging Face model.")
+    parser.argument("spec", "A scheme, such as tisa:kernels=5.", type=values.cycle)
+    parser.option("--text", required=True, type=Path, metavar="PATH",
+                  help="Prose without labels to learn from: a file or a folder.")  # fmt: skip
+    _folder(parser, "Folder of the new model. The same command continues an adaptation that was stopped.")
+    parser.option("--budget", default="10min", type=values.budget, metavar="BUDGET",
+                  help="Time or steps of training: 10min, 90s, 500steps.")  # fmt: skip
+    parser.option("--train", default="all", type=values.one_of("all", "scheme"), metavar="WHICH",
+                  help="all: every weight; scheme: the parameters of the scheme alone.")  # fmt: skip
+    parser.option("--eval", dest="evaluate", action="append", metavar="SCORE",
+                  help="stsb:FOLDER, sentences:FILE, clm or mlm; may be given several times.")  # fmt: skip
+    parser.option("--length", default=256, type=values.whole, metavar="N",
+                  help="Tokens of the longest sequences; may be more than the model can read now.")  # fmt: skip
+    _seed(parser, "the order of the text and of the scheme")
+
+
+def _specs(parser: Parser, examples: str) -> None:
+    parser.argument("specs", f"Schemes, such as {examples}.", nargs="+", metavar="SPEC", type=values.scheme)
+
+
+def _size(parser: Parser, *, heads: int, width: int) -> None:
+    parser.option("--heads", default=heads, type=values.at_least(1), metavar="N", help="Attention heads of the model.")
+    parser.option("--width", default=width, type=values.at_least(1), metavar="N",
+                  help="Width of the model (d_model), a multiple of its heads.")  # fmt: skip
+    parser.checks.append(_check_size)
+
+
+def _check_size(given: Mapping[str, Any]) -> None:
+    if given["width"] % given["heads"]:
+        raise ValueError(f"--width must be a multiple of --heads; got {given['width']} and {given['heads']}")
+
+
+def _seed(parser: Parser, what: str) -> None:
+    parser.option("--seed", default=0, type=values.whole, metavar="N", help=f"Seed of {what}.")
+
+
+def _file(parser: Parser, help: str, default: Path | None = None) -> None:
+    parser.option("-o", "--out", type=Path, default=default, metavar="FILE", help=help)
+
+
+def _folder(parser: Parser, help: str) -> None:
+    parser.option("-o", "--out", type=Path, required=True, metavar="FOLDER", help=help)
+
+
+def _task(parser: Parser) -> None:
+    parser.argument("task", "clm, mlm, glue:CoLA …, squad, algo:copy …")
+
+
+def _data(parser: Parser) -> None:
+    parser.option("--data", metavar="DATA",
+                  help="A text file or folder, a GLUE or SQuAD folder, or the name of a data set on the hub. Default: "
+                       "the source of Python's standard library.")  # fmt: skip
+
+
+def _model(parser: Parser) -> None:
+    parser.option("--model", metavar="MODEL", help="gpt2, llama, bert or albert from scratch, or a trained model.")
+
+
+def _training(parser: Parser) -> None:
+    parser.option("--budget", type=values.budget, metavar="BUDGET",
+                  help="Training of each run: 10min, 90s, 2h or 2000steps. Default: that of the preset.")  # fmt: skip
+    parser.option("--preset", default="quick", metavar="PRESET",
+                  help="quick, small or paper; with changes as in small:length=256,batch=8.")  # fmt: skip
+
+
+COMMANDS = {
+    "schemes": Command("schemes.table", "Print all schemes with their parameters for a model of this size (by default "
+                       "BERT-base) and six properties.", _schemes),
+    "curve": Command("schemes.curve", "Draw schemes as functions of the offset, into a picture file and in the "
+                     "terminal.", _curve, PLOT),
+    "check": Command("schemes.check", "Test a scheme against the laws that every scheme obeys. The exit code is 1 if "
+                     "it breaks one.", _check),
+    "inspect": Command("models.inspect", "How does this model know where its tokens are? Write a page of figures and "
+                       "print a short verdict.", _inspect, HF),
+    "bench": Command("machine.bench", "Measure the time of schemes on this machine as a ratio to plain attention, "
+                     "forward and with backward.", _bench),
+    "doctor": Command("machine.doctor", "Print which back ends of attention work on this machine and why, and which "
+                      "one is chosen when.", _doctor),
+    "swap": Command("models.swap", "Give a model another position scheme and save it with its tokenizer. "
+                    "locant.load opens it.", _swap, HF),
+    "compare": Command("training.compare", "Which position scheme is best for my data and my lengths? Train a model "
+                       "with each, and write a table and a page.", _compare, COMPARE, forks=True),
+    "train": Command("training.train", "Train one model from scratch. Also under torchrun or accelerate launch: "
+                     "python -m locant train …", _train, COMPARE, forks=True),
+    "finetune": Command("training.finetune", "Train one model from a trained one. Also under torchrun or accelerate "
+                        "launch: python -m locant finetune …", _finetune, COMPARE, forks=True),
+    "adapt": Command("adapting.adapt", "Give a trained model another position scheme that keeps its quality and reads "
+                     "past its old length.", _adapt, COMPARE),
+}  # fmt: skip

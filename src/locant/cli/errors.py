@@ -1,0 +1,26 @@
+"""Errors of the command line: one line on stderr, and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Prints an error of the user in one line, without a traceback, and exits with code 2; after Ctrl-C with 130."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, NotImplementedError, RuntimeError, ImportError) as problem:
+        print_error(str(problem))
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def print_error(message: str) -> None:
+    """Prints `error:` and the message to stderr. It does without rich, whose import takes longer than all the rest."""
+    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    print("\033[31merror:\033[0m" if coloured else "error:", message, file=sys.stderr)

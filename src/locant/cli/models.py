@@ -1,0 +1,144 @@
+"""The commands about Hugging Face models: `locant inspect`, `locant swap`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from transformers import AutoTokenizer, PreTrainedConfig
+
+from locant.analysis import inspection
+from locant.analysis.text import default_text, usable
+from locant.cli.terminal import console
+from locant.hf import load, memory, native, swapping
+from locant.hf.plan import ANY_LENGTH
+from locant.report.inspection import inspection_page
+from locant.report.page import write_page
+from locant.report.side_by_side import side_by_side
+from locant.runs import text_source
+
+
+def inspect(model: str, text: Path | None, out: Path, compare: str | None) -> None:
+    """Writes a page of figures about one model or two side by side, and prints a short verdict."""
+    # Errors that would end minutes of work are found before it starts.
+    words = None if text is None else _read(text)
+    out = out / "report.html" if out.is_dir() else out
+    out = out if out.suffix in (".html", ".htm") else out.with_name(f"{out.name}.html")
+    tables = out.parent / f"{out.stem}-csv"
+    _check_writable(out, tables)
+    names = [model] if compare is None else [model, compare]
+    for name in names:
+        _check_model(name)
+    reports = [inspection_page(_inspected(name, words)) for name in names]
+    whole = reports[0] if len(reports) == 1 else side_by_side(reports[0], reports[1])
+    write_page(whole, out, csv_folder=tables)
+    for each in reports:
+        console.print(f"\n[bold]{escape(each.title)}[/]")
+        for sentence in each.verdict:
+            console.print(f"  • {sentence}", markup=False, highlight=False)
+        for notice in each.notices:
+            console.print(f"  [yellow]note[/] {escape(notice)}", highlight=False)
+    console.print(f"page: {out}\ntables: {tables}", markup=False, highlight=False)
+
+
+def _read(path: Path) -> str:
+    words = text_source.read(path)
+    if not words.strip():
+        raise ValueError(f"{path} is empty; name a file with text")
+    return words
+
+
+def _check_writable(file: Path, folder: Path) -> None:
+    """Raises a ValueError if a page or the folder of its tables cannot be written. Writes nothing."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"the tables are written to the folder {folder}, and a file has that name; name another page")
+    for path in (file, folder):
+        there = next(x for x in (path, *path.absolute().parents) if x.exists())
+        if there != path and not there.is_dir():
+            raise ValueError(f"{path} cannot be written: {there} is not a folder")
+        if not os.access(there, os.W_OK):
+            raise ValueError(f"{path} cannot be written: no permission to change {there}")
+
+
+def _check_model(name: str) -> None:
+    """Raises a ValueError if there is no model of this name. Reads only its config."""
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{name} has no config.json: it is not the folder of a Hugging Face model")
+    elif folder.exists():
+        raise ValueError(f"{name} is a file; name the folder of a Hugging Face model")
+    elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ValueError(f"there is no folder {name}")
+    try:
+        PreTrainedConfig.get_config_dict(name)
+    except OSError:
+        raise ValueError(
+            f"there is no folder {name}, and no model of that name could be fetched from the Hugging Face hub"
+            if not folder.is_dir()
+            else f"{name}: its config.json is not JSON"
+        ) from None
+
+
+def _inspected(name: str, words: str | None) -> inspection.Inspection:
+    """Runs all stages of an inspection on one model, with a progress bar."""
+    part = memory.part_that_fits(name)
+    loaded = load(name, layers=None if part is None else part.layers)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError, ImportError):
+        tokenizer = None
+    if tokenizer is not None and not usable(tokenizer):
+        tokenizer = None
+    embeddings: Any = loaded.get_input_embeddings()
+    if not hasattr(embeddings, "weight"):
+        raise ValueError(f"{type(loaded).__name__} does not read tokens; inspect is for models of text")
+    if words is not None and tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer to read the text with; leave out --text to use random tokens")
+    tokens = inspection.Tokens(tokenizer, default_text() if words is None else words, embeddings.weight.shape[0])
+    label = "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
+    columns = (TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(label, total=len(inspection.STAGES))
+        steps = inspection.inspect(loaded, tokens, label, of=None if part is None else part.of)
+        for done, (stage, so_far) in enumerate(steps):
+            progress.update(task, description=stage, completed=done)
+            found = so_far
+    return found
+
+
+def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None:
+    """Gives a model another position scheme, saves it with its tokenizer, and prints what changed."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not empty; name another folder")
+    loaded = load(model)
+    before = (native(loaded), loaded.num_parameters(), getattr(loaded.config, "max_position_embeddings", None))
+    swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
+    loaded.save_pretrained(out)
+    _save_tokenizer(model, loaded, out)
+    plan: Any = loaded.locant_plan
+    layers = sum(len(stack.attentions) for stack in plan.stacks)
+    table = Table(title=f"{type(loaded).__name__}, {layers} attention modules")
+    for column in ("", "before", "after"):
+        table.add_column(column)
+    kept = f"{before[0]} + {spec}" if keep_native else spec
+    table.add_row("positions", escape(str(before[0])), escape(kept))
+    table.add_row("parameters", f"{before[1]:,}", f"{loaded.num_parameters():,}")
+    native_limit = before[2] if keep_native and not plan.replaced else plan.max_length()
+    table.add_row("maximum length", str(before[2] or "none"), str(native_limit or "none"))
+    console.print(table)
+    console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
+
+
+def _save_tokenizer(model: str, loaded: Any, out: Path) -> None:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, KeyError):
+        console.print("the model has no tokenizer; none was saved")
+        return
+    tokenizer.model_max_length = getattr(loaded.config, "max_position_embeddings", ANY_LENGTH)
+    tokenizer.save_pretrained(out)

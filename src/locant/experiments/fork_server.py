@@ -1,0 +1,27 @@
+"""The fork server: a process that imports everything a run needs, once. Every run is a fork of it and starts at once.
+
+This module imports nothing heavy. A command starts the server first; it then imports torch while the server imports
+torch and transformers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from multiprocessing import forkserver
+from typing import Any
+
+PRELOAD = "locant.experiments.preload"
+
+
+def start() -> Any:
+    """Starts the fork server, if it is not running, and returns its multiprocessing context.
+
+    Windows has no fork server: there, every process imports everything itself.
+    """
+    if sys.platform == "win32":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOAD])
+    forkserver.ensure_running()
+    return context

@@ -1,0 +1,77 @@
+"""The learned curves of a run: what its trained scheme does with the offset.
+
+A run stores them in its folder when it ends, so that a page of results opens no model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from locant.analysis.curve import Curve, curves
+from locant.runs import files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CURVES = "curves.json"
+REACH = 64
+"""Largest offset: beyond it, curves change little from one offset to the next."""
+UNREADABLE = (OSError, ValueError, RuntimeError, NotImplementedError, KeyError, IndexError, TypeError, AttributeError)
+"""Errors of opening a model and reading its scheme. The curves are then missing, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The curves of a trained scheme, or the problem that left them out."""
+
+    curves: tuple[tuple[str, Curve], ...] = ()  # each with its place: "layer 2", "all layers" or "token embedding"
+    fixed: bool = False  # the scheme has no parameters: the curves are those of its definition
+    problem: str = ""
+
+
+def curves_of(model: PreTrainedModel, length: int) -> Learned:
+    """Returns the curves of a model on the CPU that was trained at `length` tokens; equal layers have one curve."""
+    from locant.hf import native
+
+    read: Any = native(model)
+    parameters = 0
+    by_quantity: dict[str, list[tuple[int, Curve]]] = {}
+    for stack in read.stacks:
+        embed = [] if stack.embed is None else [(0, stack.embed)]
+        for number, scheme in (*embed, *enumerate(stack.layers or [], 1)):
+            parameters += sum(parameter.numel() for parameter in scheme.parameters())
+            for curve in curves(scheme, min(REACH, length - 1)):
+                by_quantity.setdefault(curve.what, []).append((number, curve))
+    placed: list[tuple[str, Curve]] = []
+    for its in by_quantity.values():
+        same = len(its) > 1 and all(curve.values == its[0][1].values for _, curve in its)
+        placed += [
+            ("all layers" if same else "token embedding" if number == 0 else f"layer {number}", curve)
+            for number, curve in (its[:1] if same else its)
+        ]
+    return Learned(tuple(placed), not parameters)
+
+
+def store_curves(model: PreTrainedModel, folder: Path, length: int) -> None:
+    """Writes the curves of a model into the folder of its run; where it has none that can be read, the reason."""
+    try:
+        found = curves_of(model, length)
+    except UNREADABLE as problem:
+        found = Learned(problem=str(problem).splitlines()[0])
+    listed = [{"place": place, **dataclasses.asdict(curve)} for place, curve in found.curves]
+    content = {"fixed": found.fixed, "problem": found.problem, "curves": listed}
+    files.write(folder / CURVES, json.dumps(content, ensure_ascii=False) + "\n")  # on one line: it is long
+
+
+def stored_curves(folder: Path) -> Learned | None:
+    """Returns the curves that a run stored; None where it did not, or where the file is damaged."""
+    try:
+        data = files.read_json(folder / CURVES)
+        placed = tuple((each.pop("place"), Curve(**each)) for each in data["curves"])
+        return Learned(placed, data["fixed"], data["problem"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,89 @@
+"""The syntax of spec strings, from which `locant.spec` builds schemes.
+
+    tisa                                 a name
+    huang4:clip=64,heads=own             with options
+    tisa:kernels=5+learned:length=512    a sum
+    rope/rope/rope/nope                  a cycle over the layers
+    tisa,huang4:clip=64,heads=own,nope   a list of three
+
+Nothing here imports torch, so that the command line rejects an unknown scheme at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from locant import schemes
+
+
+class Part(NamedTuple):
+    """One scheme of a sum."""
+
+    name: str
+    options: dict[str, str]  # as written; spec.py converts the values
+
+
+def parse(spec: str) -> list[Part]:
+    """Returns the parts of a spec for one layer: one scheme, or the terms of a sum."""
+    if not isinstance(spec, str):
+        raise TypeError(f"a spec is a string such as 'tisa:kernels=5', got {type(spec).__name__}: {spec!r}")
+    if "/" in spec:
+        raise ValueError(f"{spec!r} names a scheme per layer; use locant.per_layer({spec!r}, n_layers=…)")
+    if not spec.strip():
+        raise ValueError("the spec is empty; write 'nope' for no positions")
+    # A plus sign joins schemes where a name follows; the one in 1e+5 belongs to the number.
+    return [_part(text.strip()) for text in re.split(r"\+(?=\s*[A-Za-z]|\s*$)", spec)]
+
+
+def layers(spec: str) -> list[str]:
+    """Returns the specs of a cycle over the layers; one spec if there is no cycle."""
+    return spec.split("/")
+
+
+def split(text: str) -> list[str]:
+    """Returns the specs of a list: a comma belongs to a scheme if an option follows it."""
+    found: list[str] = []
+    for piece in (piece.strip() for piece in text.split(",")):
+        if not piece:
+            raise ValueError(f"{text!r} has an empty place between two commas; write one scheme between two commas")
+        if found and re.match(r"[a-z_0-9]+\s*=", piece):
+            found[-1] += f",{piece}"
+        else:
+            found.append(piece)
+    return found
+
+
+def check_names(parts: Iterable[Part], known: Collection[str] | None = None) -> None:
+    """Raises a ValueError for a part whose name is not in `known`, by default the names of all schemes."""
+    known = schemes.names() if known is None else known
+    for part in parts:
+        if part.name not in known:
+            hint = did_you_mean(part.name, known)
+            raise ValueError(f"unknown scheme {part.name!r}{hint}; known schemes: {', '.join(known)}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns the nearest known word as a question in brackets, or nothing if none is near."""
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {nearest[0]!r}?)" if nearest else ""
+
+
+def _part(text: str) -> Part:
+    name, _, rest = text.partition(":")
+    name = name.strip().lower()
+    if not name:
+        raise ValueError(
+            "a scheme without a name: write NAME:option=value, joined by +, such as tisa:kernels=5+learned"
+        )
+    options: dict[str, str] = {}
+    for item in filter(None, (item.strip() for item in rest.split(","))):
+        option, equals, value = (piece.strip() for piece in item.partition("="))
+        if not equals or not value:
+            raise ValueError(f"{name}: write options as name=value, got {item!r}")
+        if option in options:
+            raise ValueError(f"{name}: option {option!r} is given twice in {text!r}")
+        options[option] = value
+    return Part(name, options)

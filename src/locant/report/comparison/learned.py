@@ -1,0 +1,83 @@
+"""What each scheme learned: the curves that its runs stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from locant.analysis.curve import WHAT, Curve
+from locant.experiments.learned import Learned
+from locant.experiments.results import RunResult
+from locant.experiments.tasks import Task
+from locant.report.figures import Figure, Lines, Series, Small, shortened
+from locant.report.page import Section
+
+First = list[tuple[RunResult, Learned]]
+"""The first finished run of each scheme, and its curves."""
+
+
+def learned_section(task: Task, learned: First) -> Section:
+    """Returns the section with one figure for each scheme and quantity."""
+    causal = "Causal" in task.auto
+    figures = [figure for run, curves in learned for figure in _figures(run, curves, causal)]
+    empty = [run.run.scheme for run, curves in learned if not curves.problem and not curves.curves]
+    intro = (
+        "What the scheme does with the offset between key and query, computed from the parameters of the first seed "
+        "that has finished: one line per head"
+        + (", for keys at or before their query, because a causal model attends to no others" if causal else "")
+        + ". Smooth curves that differ from head to head are normal."
+        + (f" Nothing to draw for {', '.join(empty)}: nothing is added for position there." if empty else "")
+    )
+    return Section("What each scheme learned", intro, tuple(figures))
+
+
+def learned_notices(learned: First) -> list[str]:
+    """Returns one notice for each scheme whose curves could not be read."""
+    return [f"What {run.run.scheme} learned is not shown: {its.problem}" for run, its in learned if its.problem]
+
+
+def _figures(run: RunResult, learned: Learned, causal: bool) -> list[Figure]:
+    seed = "" if run.run.seed == 0 else f", seed {run.run.seed}"
+    figures: list[Figure] = []
+    for what in dict.fromkeys(curve.what for _, curve in learned.curves):
+        panels = tuple(_panel(place, curve, causal) for place, curve in learned.curves if curve.what == what)
+        title, note = f"{run.run.scheme}{seed}: {what}", _note(what, learned.fixed)
+        one = replace(panels[0], title=f"{title}, {panels[0].title}", note=note)
+        figures.append(one if len(panels) == 1 else Small(title, note, panels, columns=min(4, len(panels))))
+    return figures
+
+
+def _note(what: str, fixed: bool) -> str:
+    if fixed:
+        return (
+            "This scheme has nothing to learn: the curve follows from its definition and is the same before and after "
+            "training. It is shown for comparison with the learned ones."
+        )
+    if what == WHAT["embed"]:
+        return (
+            "Cosine of the vectors of two positions this far apart, one of them in the middle of the table. A fresh "
+            "table is 1 at offset 0 and noise around 0 elsewhere; a table that has learned which positions are near "
+            "falls off smoothly."
+        )
+    return (
+        "Smooth curves are normal: some heads single out the nearest offsets, others attend far away. A flat line is "
+        "a head that has not used the scheme; ragged lines had too little training to be interpreted."
+    )
+
+
+def _panel(title: str, curve: Curve, causal: bool) -> Lines:
+    kept = [at for at, r in enumerate(curve.r) if not causal or r <= 0]
+    heads = len(curve.values)
+    return Lines(
+        title,
+        "",
+        "offset (key − query)",
+        curve.what,
+        tuple(
+            Series(
+                f"head {head}" if heads > 1 else "all heads",
+                [curve.r[at] for at in kept],
+                [shortened(values[at], 4) for at in kept],
+            )
+            for head, values in enumerate(curve.values, 1)
+        ),
+    )

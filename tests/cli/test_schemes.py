@@ -1,0 +1,88 @@
+"""`locant schemes`, `locant curve` and `locant check`."""
+
+import csv
+
+import pytest
+
+import locant
+from locant.cli.terminal import console
+from tests.command_line import locant_command
+
+
+def test_schemes_prints_every_scheme_with_the_papers_numbers():
+    result = locant_command("schemes")
+    assert result.exit_code == 0
+    for name in locant.SCHEMES:
+        assert name in result.output
+    for number in ("393,216", "65,472", "180", "2,160"):
+        assert number in result.output
+    for word in ("inductive", "data-driven", "parameter-efficient", "translation-invariant", "parallelizable"):
+        assert word in result.output
+
+
+def test_schemes_of_one_name_shows_its_options():
+    result = locant_command("schemes", "rope")
+    assert result.exit_code == 0
+    assert "Su et al. 2021" in result.output
+    assert "scaling=none" in result.output
+    assert "head_dim" not in result.output.split("Parameters:")[1]
+
+
+def test_schemes_fits_a_narrow_terminal(monkeypatch):
+    monkeypatch.setattr(console, "width", 80)
+    result = locant_command("schemes")
+    assert result.exit_code == 0
+    assert "393,216" in result.stdout
+    assert "65,472" in result.stdout
+    assert "…" not in result.stdout
+
+
+def test_curve_draws_a_picture_and_its_numbers(tmp_path):
+    out = tmp_path / "new" / "curves.png"
+    result = locant_command("curve", "alibi", "rope", "shaw:clip=3", "nope", "-o", out, "--reach", 10, "--heads", 4)
+    assert result.exit_code == 0, result.output
+    assert "nope does not depend on the offset" in result.output
+    assert "alibi: added to the logit" in result.output
+    assert out.read_bytes()[:4] == b"\x89PNG"
+    assert out.stat().st_size > 10_000
+    with out.with_suffix(".csv").open() as file:
+        rows = list(csv.DictReader(file))
+    alibi = {(row["head"], row["r"]): float(row["value"]) for row in rows if row["scheme"] == "alibi"}
+    assert alibi["1", "-8"] == alibi["1", "8"] == -8 * 2**-2
+    assert len(alibi) == 4 * 21
+    assert {row["field"] for row in rows if row["scheme"] == "shaw:clip=3"} == {"query", "value"}
+
+
+def test_check_passes_and_fails_with_an_exit_code(monkeypatch):
+    good = locant_command("check", "huang4:clip=3")
+    assert good.exit_code == 0
+    assert good.output.count("✓") == 13
+
+    class Wrong(locant.Scheme):
+        def parameter_count(self):
+            return 3
+
+    monkeypatch.setitem(locant.SCHEMES, "wrong", Wrong)
+    bad = locant_command("check", "wrong")
+    assert bad.exit_code == 1
+    assert "parameter_count() is 3" in bad.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check", "hunag4"], "did you mean 'huang4'"),
+        (["curve", "tisa:kernel=3"], "did you mean 'kernels'"),
+        (["schemes", "--heads", "5"], "must be a multiple of"),
+        (["schemes", "hunag4"], "did you mean 'huang4'"),
+        (["schemes", "tisa:kernels=5"], "expected the name of one scheme, such as tisa; got 'tisa:kernels=5'"),
+        (["check", "tisa[/x]"], "'tisa[/x]' names a scheme per layer"),
+        (["check", "tisa", "--heads", "5"], "--width must be a multiple of --heads; got 32 and 5"),
+        (["curve", "tisa", "-o", "/proc/nowhere/x.png"], "error:"),
+    ],
+)
+def test_mistakes_get_one_line_and_no_traceback(arguments, message):
+    result = locant_command(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
