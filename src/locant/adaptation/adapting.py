@@ -120,8 +120,8 @@ def adapt(
             readable = sample.longest(model, length)
             windows = Windows(tokenizer, readable if causal else min(readable, WINDOW), causal=causal, whole=readable)
             lengths = sample.ladder(length, CAUSAL_LENGTH) if causal else sample.ladder(length)
-            stages = _Stages(model, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths, folder,
-                             on_stage, on_evaluation)  # fmt: skip
+            stages = _Stages(model, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths,
+                             folder, on_stage, on_evaluation)  # fmt: skip
             return stages.run(wanted, scores or {})
         except BaseException:  # including KeyboardInterrupt: a partly changed model must not pass for the original
             swap(model, "native")
