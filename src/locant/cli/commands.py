@@ -1,6 +1,7 @@
 """Every command of `locant`: its summary, its options, the function that runs it and the extra it needs.
 
-The names of a command's options and arguments are the names of its function's parameters.
+The function that runs a command is in the file of its group: schemes.py, models.py, machine.py, training.py or
+adapting.py. Its parameters have the names of the command's options and arguments.
 """
 
 from __future__ import annotations
