@@ -1,6 +1,6 @@
 """locant: how does a transformer know where its tokens are? Change it, run it, measure it, compare it.
 
-Each name is imported when it is first used. `import locant` alone imports neither torch nor transformers, so that
+Each name is imported when it is first used. `import locant` alone imports neither torch nor transformers, so
 the command line answers at once.
 """
 

@@ -57,7 +57,7 @@ def test_property_back_ends_agree(data):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spec", cases.SPECS)
 def test_dtypes(spec, dtype):
-    """The error against float64 on the same rounded inputs is that of plain attention in this dtype, not more."""
+    """The error against float64 on the same rounded inputs is no larger than that of plain attention in this dtype."""
     scheme = cases.build(spec).to(dtype)
     q, k, v = cases.tensors(dtype=dtype)
     pos = torch.arange(9) + 50
@@ -89,7 +89,7 @@ def test_tables_are_not_rounded_to_half_precision(impl):
 
 @pytest.mark.parametrize("impl", ["eager", "sdpa"])
 @pytest.mark.parametrize("spec", ["nope", "tisa", "huang4:clip=3", "rope", "cope:positions=4"])
-def test_a_query_that_sees_nothing_gets_zeros_and_no_nan_gradient(spec, impl):
+def test_a_query_that_sees_no_key_gets_zeros_and_no_nan_gradient(spec, impl):
     scheme = cases.build(spec)
     q, k, v = (x.requires_grad_() for x in cases.tensors())
     mask = torch.ones(2, 1, 9, 9, dtype=torch.bool)
@@ -142,7 +142,7 @@ def test_left_padding_equals_the_unpadded_row():
     torch.testing.assert_close(padded[1:], locant.attend(*(x[1:] for x in (q, k, v)), scheme, causal=True))
 
 
-def test_mask_shapes_mean_the_same():
+def test_masks_of_every_shape_give_the_same():
     q, k, v = cases.tensors(b=2, lq=4, lk=6)
     keys = torch.rand(2, 6) < 0.7
     keys[:, 0] = True
@@ -188,8 +188,8 @@ def test_eager_in_slices_equals_eager_at_once(spec, monkeypatch):
 
 
 @pytest.mark.parametrize("spec", ["cope:positions=4", "fire:width=6", "huang3:clip=3", "tisa"])
-def test_slices_are_recomputed_with_what_they_were_computed_with(spec, monkeypatch):
-    """Between forward and backward functional parameters go away, and masks and positions are reused."""
+def test_slices_are_recomputed_from_the_same_inputs(spec, monkeypatch):
+    """Between the passes, functional parameters are removed, and masks and positions are overwritten."""
     scheme = cases.build(spec)
     q, k, v = cases.tensors()
     other = {f"scheme.{name}": (x.detach() + 1).requires_grad_() for name, x in scheme.named_parameters()}
@@ -216,7 +216,7 @@ def test_slices_are_recomputed_with_what_they_were_computed_with(spec, monkeypat
         torch.testing.assert_close(whole, sliced)
 
 
-def test_a_parameter_changed_before_the_backward_pass_is_noticed(monkeypatch):
+def test_a_parameter_changed_before_the_backward_pass_raises(monkeypatch):
     monkeypatch.setattr(eager, "CHUNK", 64)
     scheme = cases.build("fire:width=6")
     out = locant.attend(*cases.tensors(), scheme, impl="eager").sum()
@@ -226,7 +226,7 @@ def test_a_parameter_changed_before_the_backward_pass_is_noticed(monkeypatch):
         out.backward()
 
 
-def test_eager_never_holds_the_whole_of_l_l_d():
+def test_eager_never_allocates_a_tensor_of_l_l_d():
     """huang3 at L = 512, forward and backward: no tensor has the size of [H, L, L, D]."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -243,13 +243,13 @@ def test_eager_never_holds_the_whole_of_l_l_d():
     scheme = locant.scheme("huang3", n_heads=2, head_dim=64)
     q, k, v = (x.requires_grad_() for x in cases.tensors(b=1, h=2, kv=2, lq=512, lk=512, d=64, dtype=torch.float32))
     whole = 2 * 512 * 512 * 64
-    with Largest() as watched:
+    with Largest() as largest:
         locant.attend(q, k, v, scheme, impl="eager").sum().backward()
     assert whole > eager.CHUNK
-    assert watched.elements <= eager.CHUNK
+    assert largest.elements <= eager.CHUNK
 
 
-def test_weights_sum_to_one_and_dropout_acts():
+def test_weights_sum_to_one_and_dropout_has_an_effect():
     q, k, v = cases.tensors()
     scheme = cases.build("tisa").requires_grad_(False)
     _, weights = locant.attend(q, k, v, scheme, causal=True, need_weights=True)
@@ -272,7 +272,7 @@ def test_autocast_does_not_lower_the_tables():
 
 
 @pytest.mark.parametrize("spec", ["tisa", "t5", "alibi", "huang4", "rope", "xl", "kerple", "shaw", "huang3", "fire"])
-def test_torch_compile_sees_one_graph(spec):
+def test_torch_compile_makes_one_graph(spec):
     scheme = cases.build(spec).float()
     q, k, v = cases.tensors(dtype=torch.float32)
 
@@ -284,7 +284,7 @@ def test_torch_compile_sees_one_graph(spec):
     torch.testing.assert_close(compiled(q, k, v), run(q, k, v))
 
 
-def test_offsets_wider_than_memory():
+def test_a_range_of_offsets_larger_than_memory():
     """Two tokens ten million apart: a table over all offsets between them would be gigabytes."""
     scheme = cases.build("huang4:clip=3").float()
     q, k, v = cases.tensors(lq=2, lk=2, dtype=torch.float32)
@@ -295,7 +295,7 @@ def test_offsets_wider_than_memory():
 
 
 @pytest.mark.parametrize("spec", ["tisa", "rope", "huang3:clip=3", "shaw:clip=3"])
-def test_nothing_asked_nothing_answered(spec):
+def test_no_queries(spec):
     scheme = cases.build(spec)
     for sizes in ({"lq": 0}, {"b": 0}):
         q, k, v = cases.tensors(**sizes)
@@ -325,7 +325,7 @@ def test_compiled_once_for_all_lengths():
     assert len(graphs) <= 2
 
 
-def test_compiled_with_positions_that_cannot_be_looked_at():
+def test_compiled_with_positions_as_inputs():
     torch.compiler.reset()
     q, k, v = cases.tensors(dtype=torch.float32)
     pos = torch.stack([torch.arange(9), torch.arange(9) * 3])

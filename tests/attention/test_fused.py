@@ -1,14 +1,15 @@
-"""The fused kernel against `eager` in float64: output and every gradient, whatever the shapes, masks and positions.
+"""The fused kernel against `eager` in float64: output and every gradient, for any shapes, masks and positions.
 
-What is allowed is derived, not chosen: a few times the error that `eager` itself makes in the same dtype.
+Tolerances are derived: a few times the error of `eager` in the same dtype, and the rounding of the sums in a result.
 """
 
 import copy
-import math
 import os
 import resource
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 
 import locant
 from locant.attention import build, fused
-from locant.schemes import Alibi, Kerple, Tisa
+from locant.attention.request import prepare
 from tests import cases
+from tests.attention.rounding import rounding
 
 pytestmark = pytest.mark.skipif(
     build.build().library is None, reason=f"no kernel here: {build.build().why}; returns with a C compiler"
@@ -42,44 +44,39 @@ def results(impl, scheme, tensors, grad, **how):
     return [out, *torch.autograd.grad(out, [*leaves, *scheme.parameters()], grad, allow_unused=True)]
 
 
-def farthest(q, k, q_pos=None, k_pos=None, **how):
-    """The largest distance of a query and a key."""
-    if q_pos is None:
-        return max(q.shape[2], k.shape[2])
-    return int((k_pos[..., None, :] - q_pos[..., :, None]).abs().max())
+def expect(scheme, tensors, grad=None, **how):
+    """The results of eager in float64, each with the error that is allowed, and the gradient of the output.
 
-
-def steepest(tisa, distance):
-    """How much a bump changes with its sharpness b, at most: a x² exp(−b x²) ≤ a · min(x², 1 / (e b)), x = r − c."""
-    a, b, c = (x.detach().abs().double() for x in (tisa.amplitude, tisa.sharpness, tisa.offset))
-    return float((a * torch.minimum((distance + c) ** 2, 1 / (math.e * b))).max())
-
-
-def check(scheme, tensors, grad=None, impl="fused", **how):
-    """Compares with eager in float64, and allows for what eager does in this dtype."""
+    The error may be 4 times that of eager in the same dtype, and 20 times the rounding of the result and of the sums
+    that lead to it (`tests.attention.rounding`).
+    """
     q, _, v = tensors
     if grad is None:
         grad = torch.randn(*q.shape[:3], v.shape[3]).to(q.dtype)
-    names = [name for name, _ in scheme.named_parameters()]
-    bumps = [part for part in scheme.modules() if isinstance(part, Tisa) and part.kernels]
-    ours = results(impl, scheme, tensors, grad, **how)
     own = results("eager", scheme, tensors, grad, **how)
     truth = results("eager", copy.deepcopy(scheme).double(), [x.double() for x in tensors], grad.double(), **how)
-    for index, (x, reference, exact) in enumerate(zip(ours, own, truth, strict=True)):
+    sums = rounding(scheme, [x.float() for x in tensors], grad.float(), **how)
+    allowed = [
+        None
+        if exact is None
+        else 4 * (x.double() - exact).abs().max() + 20 * (torch.finfo(q.dtype).eps * exact.abs().max() + of_sums.max())
+        for x, exact, of_sums in zip(own, truth, sums, strict=True)
+    ]
+    return truth, allowed, grad
+
+
+def compare(found, truth, allowed):
+    for index, (x, exact, most) in enumerate(zip(found, truth, allowed, strict=True)):
         assert (x is None) == (exact is None)
-        if x is None:
-            continue
-        error, usual = ((y.double() - exact).abs().max() for y in (x, reference))
-        # Inputs are about 1, and where the truth is 0 a sum over queries and coordinates still has their rounding.
-        noise = torch.finfo(torch.float32).eps * (q.shape[0] * q.shape[2] * q.shape[3]) ** 0.5
-        if index > 3 and isinstance(scheme, Alibi):  # the rounding of each pair, as many times as it is far
-            noise *= farthest(q, tensors[1], **how)
-        if index > 3 and isinstance(scheme, Kerple) and scheme.kind == "power":  # a |r|^p, p ≤ 2
-            noise *= farthest(q, tensors[1], **how) ** 2
-        if index > 3 and names[index - 4].endswith("sharpness"):  # likewise, as many times as its bump is steep
-            noise *= max([1.0, *(steepest(part, farthest(q, tensors[1], **how)) for part in bumps)])
-        allowed = 4 * usual + 20 * (torch.finfo(q.dtype).eps * exact.abs().max() + noise)
-        assert error <= allowed, f"tensor {index}: {error:.2e} from the truth, eager {usual:.2e}, allowed {allowed:.2e}"
+        if x is not None:
+            error = (x.double() - exact).abs().max()
+            assert error <= most, f"tensor {index}: {error:.2e} from the truth, allowed {most:.2e}"
+
+
+def check(scheme, tensors, grad=None, impl="fused", **how):
+    """Compares a back end with eager in float64."""
+    truth, allowed, grad = expect(scheme, tensors, grad, **how)
+    compare(results(impl, scheme, tensors, grad, **how), truth, allowed)
 
 
 def tensors(b, h, kv, lq, lk, d, dv=None, dtype=torch.float32):
@@ -92,7 +89,7 @@ def tensors(b, h, kv, lq, lk, d, dv=None, dtype=torch.float32):
 @pytest.mark.parametrize("kind", ["plain", "causal", "padded", "packed", "left padded", "scattered", "all masked"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_equal_to_eager(spec, kind):
-    """Tiles of every kind: 150 tokens are two, a reach of 3 leaves far ones."""
+    """150 tokens are two tiles; with a reach of 3 some are FAR, with packed or random positions some are SCATTER."""
     b, length = 2, 150
     pos = torch.arange(length)
     how = {}
@@ -141,10 +138,49 @@ def test_property_equal_to_eager(data):
     if draw(st.booleans()) or lq > lk:
         how["q_pos"], how["k_pos"] = torch.randint(0, 60, (2, lq)), torch.randint(0, 60, (1, lk))
         span = int(max(how["k_pos"].max() - how["q_pos"].min(), how["q_pos"].max() - how["k_pos"].min()))
-        assume(scheme.reach is not None or 2 * span < 4 * (lq + lk))  # with large gaps another back end takes it
+        assume(scheme.reach is not None or 2 * span < 4 * (lq + lk))  # `fused` does not support large gaps
     if draw(st.booleans()):
         how["scale"] = 0.3
     check(scheme, given_tensors, **how)
+
+
+class Mistake(torch.autograd.Function):
+    """Returns a table unchanged, and changes its gradient."""
+
+    @staticmethod
+    def forward(ctx, table, change):
+        ctx.change = change
+        return table.view_as(table)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.change(grad), None
+
+
+MISTAKES = {
+    "sign of r": lambda table: table.flip(1),
+    "one column off": lambda table: table.roll(1, 1),
+    "factor 1.001": lambda table: 1.001 * table,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_mistake_is_noticed(spec, mistake):
+    """A mistake in the tables of the forward pass, and one in their gradients alone."""
+    change = MISTAKES[mistake]
+    scheme, given_tensors = build_scheme(spec, 4, 8), tensors(2, 4, 2, 60, 60, 8)
+    tables = scheme.terms(torch.arange(-59, 60)).tables()
+    # a table that is the same at r and −r does not show the sign of r
+    shows = bool(tables) and any(not torch.allclose(change(x), x, rtol=1e-5) for x in tables.values())
+    trained = any(x.requires_grad for x in tables.values())
+    truth, allowed, grad = expect(scheme, given_tensors)
+    terms = scheme.terms
+    for plant, noticed in ((change, shows), (lambda table: Mistake.apply(table, change), shows and trained)):
+        scheme.terms = lambda r, plant=plant: replace(terms(r), **{n: plant(x) for n, x in terms(r).tables().items()})
+        found = results("fused", scheme, given_tensors, grad)
+        with pytest.raises(AssertionError, match="from the truth") if noticed else nullcontext():
+            compare(found, truth, allowed)
 
 
 @pytest.mark.parametrize("d", [32, 64, 80, 128])
@@ -179,7 +215,7 @@ def test_positions_of_any_layout():
     check(scheme, tensors(2, 2, 2, 150, 150, 8), q_pos=pos - 10_000, k_pos=pos - 10_000)
 
 
-def test_nan_is_not_swallowed():
+def test_nan_reaches_the_output():
     scheme = build_scheme("tisa", 2, 8)
     for place in range(3):
         given_tensors = tensors(1, 2, 2, 140, 140, 8)
@@ -187,12 +223,12 @@ def test_nan_is_not_swallowed():
         ours, truth = (locant.attend(*given_tensors, scheme, impl=impl) for impl in ("fused", "eager"))
         assert torch.equal(ours.isnan(), truth.isnan())
         assert ours.isnan().any()
-    given_tensors[0][:] = float("nan")  # a row of nothing but NaN is not a row that sees nothing
+    given_tensors[0][:] = float("nan")  # a row of NaN is not taken for one that sees no key
     assert locant.attend(*given_tensors, scheme, impl="fused").isnan().all()
 
 
 @pytest.mark.parametrize("bits", [0x7FC00001, 0x7F800001, -1, 0x7FFFFFFF])
-def test_nan_with_a_payload_is_not_swallowed(bits):
+def test_nan_with_a_payload_reaches_the_output(bits):
     q, k, v = tensors(1, 2, 2, 140, 140, 8)
     k[0, 0, 1, 0] = torch.tensor([bits], dtype=torch.int32).view(torch.float32)[0]
     assert locant.attend(q, k, v, build_scheme("huang4:clip=8", 2, 8), impl="fused")[:, 0].isnan().all()
@@ -205,7 +241,7 @@ def test_large_logits():
 
 
 def test_ties_of_large_logits():
-    """Next to a logit of 1e5 the logarithm of a sum of two has no place in float32."""
+    """A float32 cannot hold the sum of a logit of 1e5 and log 2."""
     q, k, v = tensors(1, 2, 2, 140, 140, 8)
     k[:, :, 1::2] = k[:, :, ::2]
     check(build_scheme("nope", 2, 8), (1e5 * q, k, v))
@@ -223,7 +259,7 @@ def test_gradients_of_tables_are_not_rounded_to_bfloat16():
 
 
 class Turned(locant.Scheme):
-    """A rotation that widens, as it may: in dtype, or in size."""
+    """A rotation that widens in dtype or in size, which is allowed."""
 
     def __init__(self, how):
         super().__init__()
@@ -259,8 +295,8 @@ def test_rotations_may_widen(how, dtype):
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=40 * torch.finfo(dtype).eps)
 
 
-def test_fewer_threads_than_asked_for():
-    """OMP_THREAD_LIMIT gives a region fewer threads than it wants; all of the work must be done all the same."""
+def test_fewer_threads_than_requested():
+    """OMP_THREAD_LIMIT gives a region fewer threads than it requests; they must do all of the work."""
     code = """
 import torch, locant
 torch.set_num_threads(3)
@@ -278,17 +314,7 @@ for a, b in zip(*results):
         assert done.returncode == 0, done.stderr
 
 
-def test_transforms_go_to_a_back_end_that_has_them():
-    scheme = build_scheme("huang4:clip=8", 2, 8)
-    q, k, v = tensors(1, 2, 2, 40, 40, 8)
-    _, tangent = torch.func.jvp(lambda x: locant.attend(x, k, v, scheme), (q,), (v,))
-    _, truth = torch.func.jvp(lambda x: locant.attend(x, k, v, scheme, impl="eager"), (q,), (v,))
-    torch.testing.assert_close(tangent, truth)
-    with pytest.raises(ValueError, match=r"no rule for torch\.func"):
-        torch.func.jvp(lambda x: locant.attend(x, k, v, scheme, impl="fused"), (q,), (v,))
-
-
-def test_an_output_changed_in_place_is_noticed():
+def test_an_output_changed_in_place_raises():
     """The backward pass starts from it."""
     q, k, v = (x.requires_grad_() for x in tensors(1, 2, 2, 40, 40, 8))
     out = locant.attend(q, k, v, build_scheme("tisa", 2, 8), impl="fused")
@@ -296,17 +322,18 @@ def test_an_output_changed_in_place_is_noticed():
         out.mul_(3).sum().backward()
 
 
-def test_the_same_every_time():
+def test_the_same_bits_every_time():
     scheme = build_scheme("huang4:clip=300,heads=own+tisa+shaw:clip=9", 4, 16)
     given_tensors = tensors(3, 4, 2, 260, 260, 16)
     grad = torch.randn(3, 4, 260, 16)
+    truth, allowed, _ = expect(scheme, given_tensors, grad)
     threads = torch.get_num_threads()
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             first, second = (results("fused", scheme, given_tensors, grad) for _ in range(2))
             assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-            check(scheme, given_tensors, grad)
+            compare(first, truth, allowed)
     finally:
         torch.set_num_threads(threads)
 
@@ -314,7 +341,7 @@ def test_the_same_every_time():
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("spec", ["tisa", "huang4:clip=9", "shaw:clip=9", "huang3:clip=9"])
 def test_dropout_drops_the_same_weights_backwards(spec, p):
-    """With unit vectors as values the output is the weights, so what was dropped can be read off."""
+    """With unit vectors as values the output is the weights, and zeros are those that were dropped."""
     h, length, d = 2, 140, 140
     q, k = torch.randn(2, h, length, 8), torch.randn(2, h, length, 8)
     scheme = build_scheme(spec.replace("shaw:", "shaw:values=false,"), h, 8)
@@ -334,7 +361,7 @@ def test_dropout_drops_the_same_weights_backwards(spec, p):
     everything = [*leaves, *scheme.parameters()]
     torch.manual_seed(5)
     ours = torch.autograd.grad(locant.attend(*leaves, scheme, dropout=p, impl="fused"), everything, grad)
-    # the same by hand: weights from eager, times what was kept
+    # the same from the weights of eager and the factors of the dropout
     _, weights = locant.attend(*leaves, scheme, need_weights=True)
     by_hand = (weights * keep) @ leaves[2]
     if "value_table" in dict(scheme.named_parameters()):
@@ -382,15 +409,15 @@ def test_operators_are_well_formed():
     torch.library.opcheck(fused.forward, tuple(call))
 
 
-def test_no_second_derivative_rather_than_a_wrong_one():
+def test_a_second_derivative_raises():
     scheme = build_scheme("tisa", 2, 8)
     q, k, v = (x.requires_grad_() for x in tensors(1, 2, 2, 20, 20, 8))
     (first,) = torch.autograd.grad(locant.attend(q, k, v, scheme, impl="fused").sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="the fused kernel has no second derivative; use impl='eager'"):
         torch.autograd.grad(first.sum(), q)
 
 
-def test_a_change_between_forward_and_backward_is_noticed():
+def test_a_change_between_forward_and_backward_raises():
     scheme = build_scheme("huang4:clip=5", 2, 8)
     q, k, v = (x.requires_grad_() for x in tensors(1, 2, 2, 20, 20, 8))
     out = locant.attend(q, k, v, scheme, impl="fused")
@@ -427,6 +454,42 @@ def test_compiled_training(spec):
     assert any("locant.attend" in str(node.target) for node in graphs[0].graph.nodes)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_the_compiler_does_not_trace_the_kernel():
+    """Not even where it is called from code between two graphs."""
+    torch.compiler.reset()
+    leaves = [x.requires_grad_() for x in tensors(1, 2, 2, 40, 40, 8)]
+    call = fused.make_call(prepare(*leaves, build_scheme("huang4:clip=9", 2, 8), causal=True))
+    graphs = []
+
+    @torch.compiler.disable(recursive=False)
+    def between(call):
+        return fused.forward(*call)[0]
+
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda call: between(call).square().sum(), backend=count)
+    ours = torch.autograd.grad(compiled(call), leaves, retain_graph=True)
+    plain = torch.autograd.grad(fused.forward(*call)[0].square().sum(), leaves)
+    for x, y in zip(ours, plain, strict=True):
+        torch.testing.assert_close(x, y)
+    assert graphs
+    assert not any("new_empty" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+
+
+def test_the_first_call_does_not_import_the_compiler():
+    code = """
+import sys, torch, locant
+q, k, v = (torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3))
+locant.attend(q, k, v, locant.scheme("huang4:clip=8", n_heads=2, head_dim=8), impl="fused").sum().backward()
+assert "torch._dynamo" not in sys.modules
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_exported():
     class Model(torch.nn.Module):
         def __init__(self):
@@ -445,7 +508,7 @@ def test_exported():
 
 
 def peak(prepare, work):
-    """Megabytes by which a fresh process grows over `work`."""
+    """Megabytes by which a new process grows while it does `work`."""
     code = f"""
 import torch, locant
 from locant.analysis.speed import peak_memory
@@ -470,7 +533,7 @@ scheme = locant.scheme({spec!r}, n_heads=4, head_dim=64)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc; returns on Linux")
 def test_memory_of_training_grows_with_the_length_alone():
-    """Twice the length, no more than about twice the memory; method 4 would need an [L, L, D] tensor otherwise."""
+    """Twice the length takes about twice the memory. By pairs, method 4 would need an [L, L, D] tensor."""
     grown = []
     for length in (4096, 8192):
         prepare = f"""
@@ -479,7 +542,7 @@ scheme = locant.scheme("huang4:clip=128", n_heads=1, head_dim=64)
 locant.attend(q[:, :, :64], k[:, :, :64], v[:, :, :64], scheme).sum().backward()
 """
         grown.append(peak(prepare, "locant.attend(q, k, v, scheme).sum().backward()"))
-    assert grown[0] > 1  # or nothing was measured
+    assert grown[0] > 1  # else the measurement failed
     assert grown[1] < 2.5 * grown[0] + 20
     assert grown[1] < 200
 
@@ -488,53 +551,6 @@ def run_python(code, **environment):
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, env={**os.environ, **environment}
     )
-
-
-@pytest.mark.parametrize(
-    ("environment", "why"),
-    [
-        ({"LOCANT_FUSED": "0"}, "switched off by LOCANT_FUSED=0"),
-        ({"CC": "no-such-compiler"}, "no C compiler was found"),
-        ({"CC": "false"}, "could not build it"),
-        ({"CC": "true"}, "wrote nothing"),
-        ({"CC": ' "'}, "no C compiler was found"),
-    ],
-)
-def test_without_a_compiler_everything_still_works(environment, why, tmp_path):
-    code = """
-import torch, locant
-q, k, v = (torch.randn(1, 4, 20, 8, requires_grad=True) for _ in range(3))
-for spec in ("tisa", "huang3", "huang4", "shaw"):
-    locant.attend(q, k, v, locant.scheme(spec, n_heads=4, head_dim=8)).sum().backward()
-try:
-    locant.attend(q, k, v, impl="fused")
-except ValueError as problem:
-    print(problem)
-"""
-    done = run_python(code, LOCANT_CACHE=str(tmp_path), **environment)
-    assert done.returncode == 0, done.stderr
-    assert why in done.stdout
-
-
-def test_builds_anew_where_nothing_is_kept_and_mends_a_broken_library(tmp_path):
-    code = "from locant.attention.build import build; b = build(); print(b.path, b.seconds, b.library is not None)"
-    first = run_python(code, LOCANT_CACHE=str(tmp_path)).stdout.split()
-    assert float(first[1]) > 0
-    assert float(first[1]) < 30  # under 10 s on an idle machine; see bench/results
-    again = run_python(code, LOCANT_CACHE=str(tmp_path)).stdout.split()
-    assert again == [first[0], "0.0", "True"]
-    whole = Path(first[0]).read_bytes()
-    for broken in (whole[: len(whole) // 2], b""):
-        Path(first[0]).write_bytes(broken)
-        mended = run_python(code, LOCANT_CACHE=str(tmp_path)).stdout.split()
-        assert mended[2] == "True"
-        assert len(Path(first[0]).read_bytes()) == len(whole)
-
-
-def test_a_cache_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    code = "from locant.attention.build import build; b = build(); print(b.library is not None)"
-    assert run_python(code, LOCANT_CACHE=str(tmp_path / "file")).stdout.strip() == "True"
 
 
 def compiler_with_sanitizers(tmp_path):
@@ -547,12 +563,12 @@ def compiler_with_sanitizers(tmp_path):
 
 @pytest.mark.parametrize("flags", [["-march=native", "-fopenmp"], []], ids=["this CPU", "any CPU"])
 def test_sanitizers_find_nothing(flags, tmp_path):
-    """Random calls with exact memory around every tensor, against loops in double: see fused_fuzz.c."""
+    """Random calls, every tensor in memory of exactly its size, against loops in double: see fused_fuzz.c."""
     if not compiler_with_sanitizers(tmp_path):
         pytest.skip("the compiler has no sanitizers (libasan, libubsan); returns where they are installed")
     program = tmp_path / "fuzz"
     command = [
-        *build.find_compiler(), "-O1", "-g", "-std=gnu11", "-fsanitize=address,undefined",
+        *build.find_compiler(), "-Og", "-g", "-std=gnu11", "-fsanitize=address,undefined",
         "-fno-sanitize-recover=undefined", *flags, f'-DFUSED="{SOURCE}"', str(Path(__file__).with_name("fused_fuzz.c")),
         "-o", str(program), "-lm",
     ]  # fmt: skip
@@ -562,7 +578,7 @@ def test_sanitizers_find_nothing(flags, tmp_path):
     assert "worst error" in done.stdout
 
 
-def test_no_memory_is_kept():
+def test_memory_is_freed():
     scheme = build_scheme("huang4:clip=20", 2, 16)
     given_tensors, grad = tensors(1, 2, 2, 600, 600, 16), torch.randn(1, 2, 600, 16)
     results("fused", scheme, given_tensors, grad)

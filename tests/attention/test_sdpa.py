@@ -1,4 +1,4 @@
-"""The zero-copy way of the sdpa back end: it is taken where it should be, makes no [L, L] tensor, and is right."""
+"""The sdpa back end: where a bias is a view, no [L, L] tensor is made; results and gradients equal those of eager."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ BIASES = ["tisa", "t5", "alibi", "kerple", "sandwich:width=16", "tisa2:kernels=4
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the largest storage that was made."""
+    """Records the size of the largest storage that was allocated."""
 
     def __init__(self):
         super().__init__()
@@ -27,13 +27,13 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.fixture
-def ways(monkeypatch):
-    """Which way was taken."""
-    taken = []
+def called(monkeypatch):
+    """The names of the functions that computed, in order."""
+    names = []
     for name in ("_attend_band", "_attend_dense"):
         original = getattr(sdpa, name)
-        monkeypatch.setattr(sdpa, name, lambda *a, f=original, n=name: taken.append(n) or f(*a))
-    return taken
+        monkeypatch.setattr(sdpa, name, lambda *a, f=original, n=name: names.append(n) or f(*a))
+    return names
 
 
 def frozen(spec, **sizes):
@@ -42,18 +42,18 @@ def frozen(spec, **sizes):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("spec", BIASES)
-def test_equal_to_eager_by_a_view(spec, causal, ways):
+def test_equal_to_eager_by_a_view(spec, causal, called):
     scheme = frozen(spec)
     for kv, lq, lk in ((4, 9, 9), (2, 3, 9), (4, 1, 9)):
         q, k, v = cases.tensors(kv=kv, lq=lq, lk=lk)
         for where in ({}, {"q_pos": torch.arange(lk - lq, lk) + 50, "k_pos": torch.arange(lk) + 50}):
             out = locant.attend(q, k, v, scheme, causal=causal, impl="sdpa", **where)
             torch.testing.assert_close(out, locant.attend(q, k, v, scheme, causal=causal, impl="eager", **where))
-    assert set(ways) == {"_attend_band"}
+    assert set(called) == {"_attend_band"}
 
 
 @pytest.mark.parametrize("side", ["left", "right", "both", "all"])
-def test_padding_cuts_keys_off(side, ways):
+def test_padding_removes_keys(side, called):
     scheme = frozen("tisa+alibi")
     q, k, v = cases.tensors(b=3)
     mask = torch.ones(3, 9, dtype=torch.bool)
@@ -66,14 +66,14 @@ def test_padding_cuts_keys_off(side, ways):
     for shaped in (mask, mask[:, None, None, :].expand(3, 1, 9, 9)):
         out = locant.attend(q, k, v, scheme, mask=shaped, impl="sdpa")
         torch.testing.assert_close(out, locant.attend(q, k, v, scheme, mask=shaped, impl="eager"))
-    assert set(ways) == {"_attend_dense" if side == "all" else "_attend_band"}
-    ways.clear()
+    assert set(called) == {"_attend_dense" if side == "all" else "_attend_band"}
+    called.clear()
     out = locant.attend(q, k, v, scheme, mask=mask, causal=True, impl="sdpa")
     torch.testing.assert_close(out, locant.attend(q, k, v, scheme, mask=mask, causal=True, impl="eager"))
-    assert ways == ["_attend_band" if side == "right" else "_attend_dense"]
+    assert called == ["_attend_band" if side == "right" else "_attend_dense"]
 
 
-def test_nothing_but_padding_still_has_gradients():
+def test_a_batch_of_padding_has_gradients_of_zero():
     q, k, v = (x.requires_grad_() for x in cases.tensors())
     scheme = cases.build("tisa")
     out = locant.attend(q, k, v, scheme, mask=torch.zeros(2, 9, dtype=torch.bool))
@@ -81,7 +81,7 @@ def test_nothing_but_padding_still_has_gradients():
         assert torch.equal(grad, torch.zeros_like(grad))
 
 
-def test_what_is_not_a_view_goes_the_dense_way(ways):
+def test_a_bias_that_is_not_a_view_is_a_dense_mask(called):
     q, k, v = cases.tensors()
     scheme = frozen("tisa")
     holes = torch.rand(2, 9) < 0.5
@@ -94,38 +94,38 @@ def test_what_is_not_a_view_goes_the_dense_way(ways):
         {"q_pos": packed, "k_pos": packed},
         {"q_pos": torch.arange(9) * 2, "k_pos": torch.arange(9) * 2},
         {"q_pos": torch.stack([torch.arange(9), torch.arange(9) + 1]), "k_pos": torch.arange(9)},
-        {"q_pos": torch.arange(9) - 4, "k_pos": torch.arange(9), "causal": True},  # the first queries see nothing
+        {"q_pos": torch.arange(9) - 4, "k_pos": torch.arange(9), "causal": True},  # the first queries see no key
     ):
         out = locant.attend(q, k, v, scheme, impl="sdpa", **where)
         torch.testing.assert_close(out, locant.attend(q, k, v, scheme, impl="eager", **where))
     locant.attend(q, k, v, frozen("huang4:clip=3"), impl="sdpa")
-    locant.attend(q, k, v, cases.build("tisa"), dropout=0.5, impl="sdpa")  # its gradient would need what was dropped
-    assert set(ways) == {"_attend_dense"}
+    locant.attend(q, k, v, cases.build("tisa"), dropout=0.5, impl="sdpa")  # its gradient would need the dropped weights
+    assert set(called) == {"_attend_dense"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_half_precision_keeps_the_table_wide(dtype, ways):
+def test_half_precision_keeps_the_table_in_float32(dtype, called):
     scheme = frozen("alibi").to(dtype)
     q, k, v = cases.tensors(lq=300, lk=300, dtype=dtype)
     out = locant.attend(q, k, v, scheme, impl="sdpa")
     truth = locant.attend(q.double(), k.double(), v.double(), scheme, impl="eager")
     assert (out.double() - truth).abs().max() < 8 * torch.finfo(dtype).eps
-    assert ways == ["_attend_band"]
+    assert called == ["_attend_band"]
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_memory_is_linear_in_the_length(causal):
     scheme = frozen("tisa", n_heads=2).float()
     q, k, v = cases.tensors(b=1, h=2, kv=2, lq=1024, lk=1024, dtype=torch.float32)
-    with Largest() as watched:
+    with Largest() as largest:
         locant.attend(q, k, v, scheme, causal=causal)
-    assert watched.elements <= 2 * 2048 * 5  # tisa's own [H, R, kernels]; [H, L, L] would be 2,097,152
+    assert largest.elements <= 2 * 2048 * 5  # tisa's own [H, R, kernels]; [H, L, L] would be 2,097,152
 
 
 @pytest.mark.parametrize("rows", [2**22, 100, 1])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("spec", BIASES)
-def test_gradients_by_a_view(spec, causal, rows, ways, monkeypatch):
+def test_gradients_by_a_view(spec, causal, rows, called, monkeypatch):
     """Of q, k, v and every parameter, in slices of any size; grouped heads, a cache, padding."""
     monkeypatch.setattr(sdpa, "ROWS", rows)
     scheme = cases.build(spec)
@@ -142,16 +142,16 @@ def test_gradients_by_a_view(spec, causal, rows, ways, monkeypatch):
         )
         for mine, true in zip(ours, truth, strict=True):
             torch.testing.assert_close(mine, true)
-    assert set(ways) == {"_attend_band"}
+    assert set(called) == {"_attend_band"}
 
 
 def test_training_a_bias_needs_memory_linear_in_the_length(monkeypatch):
     monkeypatch.setattr(sdpa, "ROWS", 2**16)
     scheme = cases.build("tisa", n_heads=2).float()
     q, k, v = (x.requires_grad_() for x in cases.tensors(b=1, h=2, kv=2, lq=1024, lk=1024, dtype=torch.float32))
-    with Largest() as watched:
+    with Largest() as largest:
         locant.attend(q, k, v, scheme, causal=True).sum().backward()
-    assert watched.elements <= 2**17  # a slice, with its padding; [H, L, L] would be 2,097,152
+    assert largest.elements <= 2**17  # a slice, with its padding; [H, L, L] would be 2,097,152
     assert scheme.offset.grad.abs().max() > 0
 
 

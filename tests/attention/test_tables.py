@@ -1,4 +1,4 @@
-"""Tables are kept from call to call, and never used once anything they depend on has changed."""
+"""Tables are cached from call to call, and never used after anything they depend on has changed."""
 
 import copy
 
@@ -8,9 +8,6 @@ from torch import nn
 
 import locant
 from locant.attention import sdpa
-from locant.attention.build import build
-from locant.attention.choice import choose
-from locant.attention.request import prepare
 from tests import cases
 
 SPECS = [
@@ -37,42 +34,28 @@ def whole(scheme, q, k, v, n, impl="auto", **how):
 
 
 def truth(scheme, q, k, v, n, **how):
-    return step(copy.deepcopy(scheme), q, k, v, n, impl="eager", **how)  # a copy has no kept tables
+    return step(copy.deepcopy(scheme), q, k, v, n, impl="eager", **how)  # a copy has no cached tables
 
 
-def test_no_table_over_the_whole_range_is_made_per_step(monkeypatch):
-    asked, original = [], locant.SCHEMES["tisa"].terms
-    monkeypatch.setattr(locant.SCHEMES["tisa"], "terms", lambda self, r: asked.append(len(r)) or original(self, r))
+def test_a_decoding_step_computes_no_table_over_the_whole_range(monkeypatch):
+    columns, original = [], locant.SCHEMES["tisa"].terms
+    monkeypatch.setattr(locant.SCHEMES["tisa"], "terms", lambda self, r: columns.append(len(r)) or original(self, r))
     scheme = cases.build("tisa").float()
     q, k, v = cases.tensors(lq=200, lk=200, dtype=torch.float32)
     ours = [step(scheme, q, k, v, n) for n in range(100, 200)]
-    assert sum(asked) < 3 * 200  # once over twice the range, not 100 times over all of it
+    assert sum(columns) < 3 * 200  # once over twice the range, not 100 times over all of it
     for n, out in zip(range(100, 200), ours, strict=True):
         torch.testing.assert_close(out, truth(scheme, q, k, v, n), rtol=1e-4, atol=1e-5)
 
 
-def test_one_sequence_that_is_read_is_left_to_torch():
-    scheme = cases.build("tisa").float()
-    q, k, v = cases.tensors(lq=50, lk=50, dtype=torch.float32)
-
-    def chosen(rows, grad=False, **how):
-        with torch.set_grad_enabled(grad):
-            return choose(prepare(q[:rows], k[:rows], v[:rows], scheme, **how), "auto").name
-
-    assert chosen(1) == "sdpa"
-    if build().library is not None:
-        assert "fused" == chosen(2) == chosen(1, grad=True) == chosen(1, causal=True)
-        assert "fused" == chosen(1, mask=torch.ones(1, 50, dtype=torch.bool)) == chosen(1, k_pos=torch.arange(50) * 2)
-
-
-def test_tables_are_made_once_for_sequences_that_are_no_longer(monkeypatch):
-    asked, original = [], locant.SCHEMES["tisa"].terms
-    monkeypatch.setattr(locant.SCHEMES["tisa"], "terms", lambda self, r: asked.append(len(r)) or original(self, r))
+def test_tables_are_computed_once_for_sequences_up_to_a_length(monkeypatch):
+    columns, original = [], locant.SCHEMES["tisa"].terms
+    monkeypatch.setattr(locant.SCHEMES["tisa"], "terms", lambda self, r: columns.append(len(r)) or original(self, r))
     scheme = cases.build("tisa").float()
     q, k, v = cases.tensors(lq=90, lk=90, dtype=torch.float32)
     for n in (80, 40, 80, 3, 90, 90):
         whole(scheme, q, k, v, n)
-    assert asked == [159, 179]
+    assert columns == [159, 179]
 
 
 @pytest.mark.parametrize("impl", ["eager", "sdpa", "auto"])
@@ -91,7 +74,7 @@ def test_steps_equal_eager(spec):
     q, k, v = cases.tensors(lq=60, lk=60, dtype=torch.float32)
     for n in (*range(2, 40), 5, 60, 1):
         torch.testing.assert_close(step(scheme, q, k, v, n), truth(scheme, q, k, v, n), rtol=1e-4, atol=1e-5)
-        if n > 4:  # positions somewhere else
+        if n > 4:  # at other positions
             how = {"q_pos": torch.tensor([n + 99]), "k_pos": torch.arange(n) + 100}
             torch.testing.assert_close(
                 step(scheme, q, k, v, n, **how), truth(scheme, q, k, v, n, **how), rtol=1e-4, atol=1e-5
@@ -129,7 +112,7 @@ def _round(scheme):
 @pytest.mark.parametrize("change", [_data, _optimizer, _load, _replace, _numpy, _round])
 @pytest.mark.parametrize("spec", ["tisa", "t5", "huang4:clip=3"])
 @pytest.mark.parametrize("run", [step, whole])
-def test_a_changed_parameter_is_noticed(spec, change, run):
+def test_a_changed_parameter_changes_the_tables(spec, change, run):
     scheme = cases.build(spec).float()
     q, k, v = cases.tensors(lq=40, lk=40, dtype=torch.float32)
     before = run(scheme, q, k, v, 30)
@@ -140,7 +123,7 @@ def test_a_changed_parameter_is_noticed(spec, change, run):
     assert not torch.equal(before, after)
 
 
-def test_functional_parameters_are_noticed():
+def test_functional_parameters_change_the_tables():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -158,7 +141,7 @@ def test_functional_parameters_are_noticed():
         torch.testing.assert_close(model(q, k, v), before)
 
 
-def test_a_changed_option_is_noticed():
+def test_a_changed_option_changes_the_tables():
     scheme = cases.build("t5:buckets=8,max_distance=8").float()
     q, k, v = cases.tensors(lq=40, lk=40, dtype=torch.float32)
     step(scheme, q, k, v, 30)
@@ -166,11 +149,11 @@ def test_a_changed_option_is_noticed():
     torch.testing.assert_close(step(scheme, q, k, v, 30), truth(scheme, q, k, v, 30), rtol=1e-4, atol=1e-5)
 
 
-def test_a_changed_part_is_noticed():
+def test_a_changed_part_changes_the_tables():
     scheme = cases.build("nope+huang4:clip=8").float()
     q, k, v = cases.tensors(lq=40, lk=40, dtype=torch.float32)
     step(scheme, q, k, v, 30)
-    other = cases.build("huang3:clip=8").float()  # the same numbers, another meaning
+    other = cases.build("huang3:clip=8").float()  # the same numbers in another scheme
     other.load_state_dict(scheme.parts[1].state_dict())
     scheme.parts[1] = other
     torch.testing.assert_close(step(scheme, q, k, v, 30), truth(scheme, q, k, v, 30), rtol=1e-4, atol=1e-5)
@@ -178,7 +161,7 @@ def test_a_changed_part_is_noticed():
     torch.testing.assert_close(step(scheme, q, k, v, 30), truth(scheme, q, k, v, 30), rtol=1e-4, atol=1e-5)
 
 
-def test_transforms_leave_nothing_behind():
+def test_transforms_do_not_write_to_the_cache():
     scheme = cases.build("huang4:clip=8").float()
     q, k, v = cases.tensors(lq=1, lk=30, dtype=torch.float32)
 
@@ -204,7 +187,7 @@ def test_transforms_leave_nothing_behind():
             assert tangent.abs().max() > 0
 
 
-def test_a_changed_attribute_of_a_user_s_scheme_is_noticed():
+def test_a_changed_attribute_of_a_user_s_scheme_changes_the_tables():
     class Window(locant.Scheme):
         def __init__(self):
             super().__init__()
@@ -215,7 +198,7 @@ def test_a_changed_attribute_of_a_user_s_scheme_is_noticed():
 
     scheme, (q, k, v) = Window(), cases.tensors(lq=40, lk=40, dtype=torch.float32)
     before = step(scheme, q, k, v, 30)
-    scheme.slopes *= 3  # a tensor that is no buffer: such a scheme is asked anew each time
+    scheme.slopes *= 3  # a tensor that is not a buffer: the tables of such a scheme are not cached
     between = step(scheme, q, k, v, 30)
     scheme.size = 9
     after = step(scheme, q, k, v, 30)

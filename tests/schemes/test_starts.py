@@ -140,3 +140,24 @@ def test_only_our_own_classes_are_cached_unless_they_declare_it():
     assert not Mine.cacheable
     assert Declared.cacheable
     assert not Child.cacheable
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_attention_caches_the_tables_of_a_scheme_that_declares_it(declared):
+    calls = []
+
+    class Counting(Tisa):
+        cacheable = declared
+
+        def terms(self, r):
+            calls.append(r)
+            return super().terms(r)
+
+    scheme, (q, k, v) = Counting(n_heads=4), cases.tensors(dtype=torch.float32)
+    with torch.no_grad():
+        first, second = (locant.attend(q, k, v, scheme) for _ in range(2))
+        assert len(calls) == (1 if declared else 2)
+        scheme.amplitude.data += 1.0
+        changed = locant.attend(q, k, v, scheme)
+    assert torch.equal(first, second)
+    assert not torch.allclose(first, changed)

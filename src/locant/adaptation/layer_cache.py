@@ -25,7 +25,7 @@ from locant.hf.listening import observing
 from locant.hf.swapping import native_as_schemes
 
 OnRequest = Callable[[nn.Module, Request], None]
-"""Called with an attention module and what it is about to compute."""
+"""Called with an attention module and the request that it is about to compute."""
 
 
 class StopForward(Exception):

@@ -1,8 +1,8 @@
 """Compiles `fused.c` into a library at first use, and caches it for the next process.
 
-One call of a C compiler (`$CC`, or cc, gcc, clang), a few seconds; no torch headers, no build system. The library lies
-in `$LOCANT_CACHE` (~/.cache/locant). Its name is a hash of the source, the compiler, its flags and the CPU, so that a
-change of any of them makes a new build. `LOCANT_FUSED=0` disables the kernel.
+One call of a C compiler (`$CC`, or cc, gcc, clang), a few seconds; no torch headers, no build system. The library is
+in `$LOCANT_CACHE` (~/.cache/locant). Its name is a hash of the source, the compiler, its flags and the CPU, so a change
+of any of them makes a new build. `LOCANT_FUSED=0` disables the kernel.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from locant.runs import files
 
 SOURCE = Path(__file__).with_name("fused.c")
 FLAGS = ["-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC"]
@@ -109,21 +111,16 @@ def _load(command: list[str]) -> Built:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    # Under another name first: another process must never load half a library.
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
-    try:
+    with files.replacing(path) as unfinished:  # another process must never load half a library
         subprocess.run(
-            [*command, str(SOURCE), "-o", unfinished, "-lm"], capture_output=True, text=True, timeout=120, check=True
-        )
-        library = Path(unfinished).read_bytes()
+            [*command, str(SOURCE), "-o", str(unfinished), "-lm"], capture_output=True, text=True, timeout=120,
+            check=True,
+        )  # fmt: skip
+        library = unfinished.read_bytes() if unfinished.exists() else b""
         if not library:
             raise OSError(f"{command[0]} wrote nothing")
-        os.chmod(unfinished, 0o755)  # for other users of the same cache
-        os.replace(unfinished, path)
-        _digest(path).write_text(hashlib.sha256(library).hexdigest())
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
+        unfinished.chmod(0o755)  # for other users of the same cache
+    files.write(_digest(path), hashlib.sha256(library).hexdigest())
 
 
 def _digest(path: Path) -> Path:

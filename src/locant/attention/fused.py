@@ -1,4 +1,4 @@
-"""Our own CPU kernel: every table, forward and backward, near the price of plain attention, memory linear in L.
+"""Our own CPU kernel: every table, forward and backward, at nearly the cost of plain attention, memory linear in L.
 
 The kernel is `fused.c`, which `build.py` compiles at first use. This file makes it two operators of `torch.library`,
 with shapes for `torch.compile` and a gradient for q, k, v and each table. `Call` is the record of their arguments.
@@ -10,6 +10,8 @@ Dropout is a hash of a seed and the pair: the backward pass drops the same weigh
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
@@ -105,10 +107,7 @@ def make_call(request: Request) -> Call:
 # ------------------------------------------------------------------------------------------------- operators
 
 
-@torch.library.custom_op(
-    "locant::attend", mutates_args=(), device_types="cpu", schema=f"({SCHEMA}) -> (Tensor, Tensor)"
-)
-def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     """The output [B, H, Lq, Dv] in float32, and `lse` [B, H, Lq, 2].
 
     `lse` holds for each query the largest logit, and the logarithm of Σ_j exp(logit − largest).
@@ -119,8 +118,7 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-@forward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     return _empty_outputs(Call(*arguments))
 
 
@@ -132,13 +130,7 @@ def _empty_outputs(call: Call) -> tuple[Tensor, Tensor]:
     return out, call.q.new_empty(b, h, lq, 2, dtype=dtype)
 
 
-@torch.library.custom_op(
-    "locant::attend_backward",
-    mutates_args=(),
-    device_types="cpu",
-    schema=f"(Tensor grad, Tensor out, Tensor lse, bool[] wanted, {SCHEMA}) -> Tensor[]",
-)
-def backward(grad: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
+def _backward(grad: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
     """The gradients of `WITH_GRADIENT`, in that order.
 
     `wanted` has a flag for each of `TABLES`. A field that is None, or a table that is not wanted, gets an empty tensor.
@@ -151,8 +143,7 @@ def backward(grad: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], *argume
     return list(grads.values())
 
 
-@backward.register_fake
-def _(grad: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
+def _backward_fake(grad: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
     return list(_empty_gradients(Call(*arguments), wanted).values())
 
 
@@ -169,7 +160,10 @@ def _empty_gradients(call: Call, wanted: list[bool]) -> dict[str, Tensor]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """What the backward pass needs: tensors by autograd, which notices changes in place, the rest as it is."""
+    """Saves what the backward pass needs.
+
+    Tensors go through save_for_backward, which detects in-place changes; other values are stored on ctx.
+    """
     call = Call(*inputs)
     out, lse = output
     ctx.save_for_backward(out, lse, *(getattr(call, name) for name in TENSORS))
@@ -188,7 +182,47 @@ def _gradient(ctx: Any, grad: Tensor, _: Any) -> Call:
     return NO_GRADIENTS._replace(**found)
 
 
-forward.register_autograd(_gradient, setup_context=_save)
+def _no_second_gradient(ctx: Any, *_: Any) -> None:
+    raise RuntimeError("the fused kernel has no second derivative; use impl='eager'")
+
+
+def _hidden_from_compiler(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel as a function that torch.compile does not trace.
+
+    torch.library.custom_op does this too, but imports the compiler at the first call, which takes a second. As long as
+    nobody has imported it, it cannot trace.
+    """
+    hidden = None
+
+    def run(*arguments: Any) -> Any:
+        nonlocal hidden
+        disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+        if disable is None:
+            return kernel(*arguments)
+        hidden = hidden or disable(kernel)
+        return hidden(*arguments)
+
+    return run
+
+
+def _define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Defines an operator for CPUs, with its shapes for torch.compile."""
+    torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(name, "cpu", _hidden_from_compiler(kernel))
+    torch.library.register_fake(name, fake)
+
+
+_define("locant::attend", f"({SCHEMA}) -> (Tensor, Tensor)", _forward, _forward_fake)
+_define(
+    "locant::attend_backward",
+    f"(Tensor grad, Tensor out, Tensor lse, bool[] wanted, {SCHEMA}) -> Tensor[]",
+    _backward,
+    _backward_fake,
+)
+torch.library.register_autograd("locant::attend", _gradient, setup_context=_save)
+torch.library.register_autograd("locant::attend_backward", _no_second_gradient)
+forward = torch.ops.locant.attend.default
+backward = torch.ops.locant.attend_backward.default
 
 
 # ------------------------------------------------------------------------------------------------- the C side
@@ -261,7 +295,7 @@ class _Kernel:
         c.lse = lse.data_ptr()
 
     def set_gradients(self, grad: Tensor, grads: dict[str, Tensor]) -> None:
-        """`grad` is that of the output; the kernel writes into `grads`, but for those that are empty."""
+        """`grad` is that of the output; the kernel writes into `grads`, except empty ones."""
         grad = grad.float()
         self.held += [grad, grads]
         self.struct.grad = _View.of(grad)
@@ -274,7 +308,7 @@ class _Kernel:
         """Runs a function of the library on the call."""
         library = build().library
         if library is None:
-            raise RuntimeError(f"the fused kernel is not there: {build().why}")
+            raise RuntimeError(f"the fused kernel is not available: {build().why}")
         library.locant_call_size.restype = ctypes.c_int64
         if library.locant_call_size() != ctypes.sizeof(_CallStruct):
             raise RuntimeError("fused.c and fused.py disagree about the fields of a call; install locant again")

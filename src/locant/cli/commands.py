@@ -1,6 +1,7 @@
 """Every command of `locant`: its summary, its options, the function that runs it and the extra it needs.
 
-The names of a command's options and arguments are the names of its function's parameters.
+The function that runs a command is in the file of its group: schemes.py, models.py, machine.py, training.py or
+adapting.py. Its parameters have the names of the command's options and arguments.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from locant.cli.parser import Parser
 
 
 class Command(NamedTuple):
-    """One command. `function` is a file of this package and a function in it."""
+    """One command."""
 
-    function: str
+    function: str  # file of this package and function in it
     summary: str
     declare: Callable[[Parser], None]
     extra: Extra | None = None
+    forks: bool = False  # the fork server executes its runs
 
 
 def _schemes(parser: Parser) -> None:
@@ -190,11 +192,11 @@ COMMANDS = {
     "swap": Command("models.swap", "Give a model another position scheme and save it with its tokenizer. "
                     "locant.load opens it.", _swap, HF),
     "compare": Command("training.compare", "Which position scheme is best for my data and my lengths? Train a model "
-                       "with each, and write a table and a page.", _compare, COMPARE),
+                       "with each, and write a table and a page.", _compare, COMPARE, forks=True),
     "train": Command("training.train", "Train one model from scratch. Also under torchrun or accelerate launch: "
-                     "python -m locant train …", _train, COMPARE),
+                     "python -m locant train …", _train, COMPARE, forks=True),
     "finetune": Command("training.finetune", "Train one model from a trained one. Also under torchrun or accelerate "
-                        "launch: python -m locant finetune …", _finetune, COMPARE),
+                        "launch: python -m locant finetune …", _finetune, COMPARE, forks=True),
     "adapt": Command("adapting.adapt", "Give a trained model another position scheme that keeps its quality and reads "
                      "past its old length.", _adapt, COMPARE),
 }  # fmt: skip

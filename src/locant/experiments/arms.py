@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from locant import notation
 from locant.experiments.presets import Preset
 from locant.experiments.tasks import Task
 from locant.experiments.tasks.task import Setting, longest, too_long
@@ -31,18 +32,11 @@ NATIVE = "native"
 
 def specs(text: str) -> list[str]:
     """Splits `tisa,huang4:clip=64,heads=own,nope` into three specs. A comma before an option belongs to its scheme."""
-    found: list[str] = []
-    for piece in (piece.strip() for piece in text.split(",")):
-        if not piece:
-            raise ValueError(f"the schemes {text!r} have an empty place between two commas")
-        if found and re.match(r"[a-z_0-9]+\s*=", piece):
-            found[-1] += f",{piece}"
-        else:
-            found.append(piece)
+    found = notation.split(text)
     for spec in found:
         parts = re.split(r"[+/]", spec)
         if not all(part.strip() for part in parts) or parts.count(NATIVE) > 1:
-            raise ValueError(f"the scheme {spec!r} has an empty place or native twice")
+            raise ValueError(f"the scheme {spec!r} has an empty part, or names native twice; write native+SCHEME")
     twice = {spec for spec in found if found.count(spec) > 1}
     if twice:
         raise ValueError(f"the schemes have {', '.join(sorted(twice))} twice")
@@ -80,7 +74,7 @@ def check(task: Task, setting: Setting, model: str, spec: str) -> None:
         raise ValueError(f"{spec} cannot be trained at {tokens} tokens: {reason}. Choose another scheme{hint}")
     if task.auto == "AutoModelForCausalLM" and not _is_causal(made):
         raise ValueError(
-            f"{model} reads the tokens that it should predict, and {task.name} needs a causal model: gpt2 or llama"
+            f"{model} is not causal, so it could read the tokens it must predict; use gpt2 or llama for {task.name}"
         )
 
 

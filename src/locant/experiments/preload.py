@@ -4,6 +4,7 @@ It computes nothing: threads of a parent process do not exist after a fork.
 """
 
 import gc
+import os
 from importlib import import_module
 
 MODULES = (
@@ -18,7 +19,10 @@ MODULES = (
 )
 
 gc.disable()  # collections between imports find no garbage, and take a fifth of the time
+command = os.getppid()
 for name in MODULES:
+    if os.getppid() != command:
+        raise SystemExit  # the command has ended: its arguments were wrong
     import_module(name)
-gc.freeze()  # collections in the runs skip these objects, so that their memory stays shared
+gc.freeze()  # collections in the runs skip these objects, so their memory stays shared
 gc.enable()

@@ -31,7 +31,7 @@ def use_attention(model: PreTrainedModel, family: Family, implementation: str) -
 def through_seam(model: PreTrainedModel) -> Iterator[None]:
     """Runs a model's own attention through the seam for as long as the block lasts; its outputs stay the same.
 
-    The attention of a swapped model goes there already, and so it is in a block inside another one.
+    A swapped model already uses the seam, and so does a model inside an outer block; then this does nothing.
     """
     base: Any = model.base_model
     if interface.is_ours(base.config._attn_implementation):

@@ -11,7 +11,7 @@ from torch import Tensor
 class Components:
     """The kernels of a scheme at some offsets, and their sum. H heads, R offsets, K kernels."""
 
-    meaning: str  # what the sum is: "added to the logit"
+    meaning: str  # of the sum, such as "added to the logit"
     total: Tensor  # [H, R]
     kernels: Tensor  # [H, R, K]
     amplitude: Tensor  # [H, K], and so are the two below

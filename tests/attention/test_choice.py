@@ -1,0 +1,95 @@
+"""The choice of a back end: every rule of `locant.attention.choice`."""
+
+import pytest
+import torch
+
+import locant
+from locant.attention.build import build
+from locant.attention.choice import choose
+from locant.attention.request import prepare
+from tests import cases
+
+needs_kernel = pytest.mark.skipif(
+    build().library is None, reason=f"no kernel here: {build().why}; returns with a C compiler"
+)
+
+
+def chosen(spec, lq=50, lk=50, rows=2, grad=False, impl="auto", dtype=torch.float32, **how):
+    """The name of the back end for a call."""
+    q, k, v = cases.tensors(b=rows, lq=lq, lk=lk, dtype=dtype)
+    with torch.set_grad_enabled(grad):
+        return choose(prepare(q, k, v, cases.build(spec).to(dtype), **how), impl).name
+
+
+@pytest.mark.parametrize(
+    ("spec", "uses"),
+    [("huang1", "gain"), ("huang2", "gain"), ("huang3", "gain"), ("shaw", "value"), ("shaw+huang1", "gain and value")],
+)
+def test_another_back_end_never_replaces_a_named_one(spec, uses):
+    scheme = cases.build(spec)
+    name = str(scheme).replace("+", r"\+")
+    message = (
+        rf"impl='sdpa' cannot do this: {name} uses {uses}, which do not fit into a mask; use impl='auto' or 'eager'"
+    )
+    with pytest.raises(ValueError, match=message):
+        locant.attend(*cases.tensors(), scheme, impl="sdpa")
+    assert locant.attend(*cases.tensors(), scheme).shape == (2, 4, 9, 8)
+
+
+@needs_kernel
+def test_eager_computes_under_transforms():
+    scheme = cases.build("huang4:clip=8", n_heads=2).float()
+    q, k, v = cases.tensors(b=1, h=2, kv=2, lq=40, lk=40, dtype=torch.float32)
+    _, tangent = torch.func.jvp(lambda x: locant.attend(x, k, v, scheme), (q,), (v,))
+    _, truth = torch.func.jvp(lambda x: locant.attend(x, k, v, scheme, impl="eager"), (q,), (v,))
+    torch.testing.assert_close(tangent, truth)
+    with pytest.raises(ValueError, match=r"no rule for torch\.func"):
+        torch.func.jvp(lambda x: locant.attend(x, k, v, scheme, impl="fused"), (q,), (v,))
+
+
+def test_sdpa_computes_a_bias_for_one_sequence_without_gradients():
+    assert chosen("tisa", rows=1) == "sdpa"
+    if build().library is not None:
+        assert "fused" == chosen("tisa") == chosen("tisa", rows=1, grad=True) == chosen("tisa", rows=1, causal=True)
+        assert chosen("tisa", rows=1, mask=torch.ones(1, 50, dtype=torch.bool)) == "fused"
+        assert chosen("tisa", rows=1, k_pos=torch.arange(50) * 2) == "fused"
+
+
+@needs_kernel
+def test_sdpa_computes_plain_calls():
+    """No terms: also with a rotation, which changes q and k before the kernel."""
+    for spec in ("nope", "rope"):
+        assert "sdpa" == chosen(spec) == chosen(spec, grad=True) == chosen(spec, causal=True)
+        assert chosen(spec, lq=40, causal=True) == "fused"
+        assert chosen(spec, mask=torch.ones(2, 1, 1, 50, dtype=torch.bool)) == "fused"
+        assert chosen(spec, k_pos=torch.arange(50) * 2, causal=True) == "fused"
+
+
+@needs_kernel
+def test_sdpa_computes_decoding_with_a_bias():
+    for spec in ("nope", "tisa"):
+        assert "sdpa" == chosen(spec, lq=1, causal=True) == chosen(spec, lq=32, causal=True, grad=True)
+        assert chosen(spec, lq=33, causal=True, grad=True) == "fused"
+    assert chosen("tisa", lq=32, lk=32, grad=True) == "fused"
+    assert chosen("huang4:clip=3", lq=1, causal=True) == "fused"
+
+
+@needs_kernel
+@pytest.mark.parametrize("spec", ["tisa", "huang4:clip=3", "huang3:clip=3", "shaw:clip=3"])
+def test_the_order_on_cpus(spec):
+    assert chosen(spec, grad=True) == "fused"
+    reads_mask = "sdpa" if spec in ("tisa", "huang4:clip=3") else "eager"
+    assert reads_mask == chosen(spec, grad=True, dtype=torch.float64) == chosen(spec, grad=True, dtype=torch.float16)
+    assert chosen(spec, need_weights=True) == "eager"
+
+
+def test_pairs_and_gaps():
+    gaps = torch.arange(50) * 1000
+    assert chosen("cope:positions=4", grad=True) == "sdpa"
+    assert chosen("tisa", k_pos=gaps) == "sdpa"
+    assert chosen("shaw", q_pos=gaps, k_pos=gaps) == (
+        "fused" if build().library is not None else "eager"
+    )  # has a reach
+    for impl in ("fused", "flex"):
+        with pytest.raises(ValueError, match=f"impl='{impl}' cannot do this: positions with large gaps"):
+            chosen("tisa", k_pos=gaps, impl=impl)
