@@ -1,4 +1,4 @@
-"""Runs that are killed, torn and starved end as undisturbed ones do: bit by bit, on one machine with fixed threads."""
+"""Runs that are killed or cannot write end with the bits of undisturbed ones, on one machine with fixed threads."""
 
 import errno
 import multiprocessing
@@ -111,7 +111,7 @@ def test_any_scheme_killed_three_times(whole, tmp_path, number):
 @pytest.mark.parametrize("number", [0, 1], ids=["native", "tisa"])
 def test_dropout_goes_on_with_the_numbers_it_would_have_had(whole_with_dropout, tmp_path, number):
     run = open_folder(whole_with_dropout).runs()[number]
-    assert not torch.equal(*losses_with_two_seeds_of_dropout(whole_with_dropout, run))  # there is dropout to go wrong
+    assert not torch.equal(*losses_with_two_seeds_of_dropout(whole_with_dropout, run))  # the model has dropout
     three_kills(whole_with_dropout, run, tmp_path / "run")
 
 
@@ -135,7 +135,7 @@ def three_kills(whole: Path, run: Run, here: Path) -> None:
 
 
 def test_a_deletion_cut_short_twice_leaves_no_torn_checkpoint_behind(whole, tmp_path):
-    """What is half deleted is still marked whole, and must never be the last one left."""
+    """A partly deleted checkpoint keeps its marker, so it must not survive alone."""
     run, here = open_folder(whole).runs()[0], tmp_path / "run"
     kill_at(run, here, whole / DATA, "old checkpoint half deleted", 0)
     kill_at(run, here, whole / DATA, "whole checkpoint, unmarked", 0)
@@ -144,7 +144,7 @@ def test_a_deletion_cut_short_twice_leaves_no_torn_checkpoint_behind(whole, tmp_
 
 
 def test_a_process_killed_from_outside_is_reported_and_taken_up_again(whole, tmp_path, monkeypatch):
-    """As the out-of-memory killer does it; the others go on."""
+    """The out-of-memory killer does this. The other runs continue."""
     out = tmp_path / "out"
     shutil.copytree(whole / DATA, out / DATA)
     shutil.copy(whole / "comparison.json", out)

@@ -86,10 +86,10 @@ class _Language(Task):
             for part, (words, limit) in most.items()
         }
         needed = {"train": setting.preset.length, "test": setting.preset.length * setting.preset.longest}
-        for part, count in needed.items():
-            if counts[part] < count:
+        for part, least in needed.items():
+            if counts[part] < least:
                 raise ValueError(
-                    f"{text.name} has {counts[part]:,} tokens to {part} on; it needs {count:,} for one sequence. Use a "
+                    f"{text.name} has {counts[part]:,} tokens to {part} on; it needs {least:,} for one sequence. Use a "
                     f"longer text, or change the preset: length={preset.length}, longest={preset.longest}"
                 )
         some = " from all over" if counts["train"] >= count * preset.length else " of"  # a part, or all of it
