@@ -37,8 +37,6 @@ from tests.experiments.processes import (
     text,
 )
 
-pytestmark = pytest.mark.xdist_group("processes")  # one fork server for all tests that need one
-
 
 @pytest.fixture(scope="module")
 def whole_with_dropout(tmp_path_factory) -> Path:
