@@ -75,7 +75,7 @@ def main() -> None:
                     rows = [
                         {**run, "state": row.state, "agreement": round(row.agreement, 5),
                          "stsb": round(row.scores["stsb"], 5), "explained": round(done.fit.explained, 4),
-                         "parameters": row.parameters, "steps": done.looks[-1].step if done.looks else 0,
+                         "parameters": row.parameters, "steps": done.evaluations[-1].step if done.evaluations else 0,
                          "seconds": round(seconds), "threads": torch.get_num_threads()}
                         for row in done.rows
                     ]  # fmt: skip

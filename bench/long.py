@@ -98,7 +98,7 @@ def main() -> None:
                 done = locant.adapt(
                     model, spec, text, budget=budget, tokenizer=tokenizer, length=2048, seed=seed,
                     out=arguments.keep and arguments.keep / name,
-                    look=lambda look, steps: print(f"  {look.step}/{steps} {look.agreement:.4f}", flush=True),
+                    on_evaluation=lambda now, steps: print(f"  {now.step}/{steps} {now.agreement:.4f}", flush=True),
                 )  # fmt: skip
                 measure(f"{spec}, adapted", model, "whole", budget=budget, seed=seed, steps=done.steps)
 

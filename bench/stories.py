@@ -136,7 +136,7 @@ def main() -> None:
         if not (where / "DONE").exists():
             done = locant.adapt(
                 model, spec, lines, budget=arguments.budget, tokenizer=tokenizer, length=arguments.length, out=where,
-                look=lambda found, steps: print(f"  {found.step}/{steps} {found.agreement:.4f}", flush=True),
+                on_evaluation=lambda found, steps: print(f"  {found.step}/{steps} {found.agreement:.4f}", flush=True),
             )  # fmt: skip
             print(done, flush=True)
         add(spec, json.loads((where / "adapt.json").read_text())["steps"], "adapted", locant.load(where))

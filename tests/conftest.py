@@ -8,6 +8,27 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything the tests need is here; before transformers is imported
 torch.set_num_threads(1)  # the tests run in two processes
 
+TOGETHER = {
+    "tests/analysis/test_variance.py": "variance",
+    "tests/cli/test_training.py": "processes",
+    "tests/experiments/test_ray.py": "processes",
+    "tests/experiments/test_survival.py": "processes",
+    "tests/experiments/test_torchrun.py": "processes",
+}
+"""Files whose tests share something expensive -> its name: one fork server, one cluster, one measured model."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `-n`, tests that share something expensive run in one process. All others run where there is room."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+
+    return Together(config, log)
+
 
 def pytest_collection_finish() -> None:
     """Takes the objects of imported modules out of garbage collection: it would scan all of them again and again."""

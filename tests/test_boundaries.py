@@ -1,8 +1,10 @@
 """What may import what. The tables are the design; the tests read the import graph of src with ast.
 
-terms ← schemes ← spec ← attention ← testing
-                             ↑
-                 runs       hf ← analysis ← { adaptation, experiments } ← report ← cli
+terms ← schemes ← notation ← spec ← attention ← testing
+                                        ↑
+                            runs       hf ← analysis ← { adaptation, experiments } ← report ← cli
+
+A ← B means: B may import A.
 """
 
 import ast

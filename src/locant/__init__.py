@@ -1,6 +1,6 @@
 """locant: how does a transformer know where its tokens are? Change it, run it, measure it, compare it.
 
-Each name is imported when it is first used. `import locant` alone imports neither torch nor transformers, so that
+Each name is imported when it is first used. `import locant` alone imports neither torch nor transformers, so
 the command line answers at once.
 """
 
@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from locant.version import __version__
+from locant.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from locant import attention as attention
@@ -29,7 +29,6 @@ __all__ = [
     "Scheme",
     "Sum",
     "Terms",
-    "__version__",
     "adapt",
     "attend",
     "fit",

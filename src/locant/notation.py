@@ -6,7 +6,7 @@
     rope/rope/rope/nope                  a cycle over the layers
     tisa,huang4:clip=64,heads=own,nope   a list of three
 
-Nothing here imports torch, so that the command line rejects an unknown scheme at once.
+Nothing here imports torch, so the command line rejects an unknown scheme at once.
 """
 
 from __future__ import annotations

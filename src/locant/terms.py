@@ -30,7 +30,7 @@ class Pair(Protocol):
         """The value added to the logit, after scaling.
 
         q [B, H, Lq, D] and k [B, H, Lk, D] are unrotated and in float32 or wider; positions are [B or 1, L].
-        `visible` is None or a bool tensor that broadcasts to [B, H, Lq, Lk]; True where the query sees the key.
+        `visible` is None or a bool tensor that broadcasts to [B, H, Lq, Lk]; True where a query may attend to a key.
         The result has four dimensions that broadcast to [B, H, Lq, Lk]. It must not depend on the other queries in
         `q`: attention calls this function on slices of the rows, and again in the backward pass. A scheme therefore
         reads its parameters in `terms` and not here (see `fire.py`).

@@ -42,7 +42,7 @@ def test_training_the_scheme_changes_no_other_weight():
 
 def test_other_weights_adapt_to_a_scheme_without_parameters():
     done = adapted(hf_models.make("llama", AutoModelForCausalLM), "nope", train="scheme", budget="4steps")
-    assert done.looks == []  # there is nothing to train
+    assert done.evaluations == []  # there is nothing to train
     done = adapted(hf_models.make("llama", AutoModelForCausalLM), "nope", budget="60steps")
     assert done.rows[3].agreement > done.rows[1].agreement
 
@@ -56,7 +56,7 @@ def test_an_interrupted_model_is_restored(train):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        adapted(model, train=train, look=stop)
+        adapted(model, train=train, on_evaluation=stop)
     assert torch.equal(hf_models.output(model, input_ids=ids), before)
     assert str(locant.native(model)).startswith("absolute")
 
@@ -77,7 +77,7 @@ def test_the_state_of_the_caller_is_restored():
     model = hf_models.make("gpt2", AutoModelForCausalLM).train()
     before = everything(model)
     with pytest.raises(KeyboardInterrupt):
-        adapted(model, budget="2steps", look=stop)
+        adapted(model, budget="2steps", on_evaluation=stop)
     assert everything(model) == before
     adapted(model, budget="2steps")
     assert everything(model) == before

@@ -24,7 +24,7 @@ def test_training_stops_when_agreement_no_longer_rises(monkeypatch):
     monkeypatch.setattr(distillation, "PATIENCE", 3)
     monkeypatch.setattr(distillation, "EVERY", 1)
     done = adapted(hf_models.make("bert"), rate=0.0)
-    assert len(done.looks) == 4  # one, and three without improvement
+    assert len(done.evaluations) == 4  # one, and three without improvement
 
 
 def test_no_parameter_has_weight_decay():

@@ -47,7 +47,7 @@ def test_a_folder_rejects_another_adaptation(tmp_path):
         adapted(hf_models.make("bert"), "tisa", out=tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").touch()
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="contains files that locant did not write"):
         adapted(hf_models.make("bert"), "tisa", out=tmp_path / "full")
 
 
@@ -103,7 +103,7 @@ def test_another_model_or_text_does_not_resume(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        adapted(hf_models.make("bert"), budget="20steps", out=tmp_path, look=stop)
+        adapted(hf_models.make("bert"), budget="20steps", out=tmp_path, on_evaluation=stop)
     with pytest.raises(ValueError, match="weights: "):
         adapted(hf_models.make("bert", seed=1), budget="20steps", out=tmp_path)
     other = hf_models.make("bert")
@@ -144,6 +144,6 @@ def test_another_tokenizer_does_not_resume(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        adapted(hf_models.make("bert"), out=tmp_path, look=stop)
+        adapted(hf_models.make("bert"), out=tmp_path, on_evaluation=stop)
     with pytest.raises(ValueError, match="tokens: "):
         adapted(hf_models.make("bert"), out=tmp_path, tokenizer=words.Letters())

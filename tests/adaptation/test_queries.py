@@ -94,7 +94,7 @@ def test_changed_queries_explain_more(kind):
     assert [head.silenced for head in more.heads][:2] == pytest.approx([head.silenced for head in alone.heads][:2])
     nothing = fitted(hf_models.make(kind), "nope", length=16, queries=True)
     assert nothing.explained > 0
-    assert "nothing to fit but queries" in nothing.notices[0]
+    assert "only the queries were fitted" in nothing.notices[0]
 
 
 def test_the_divergence_without_positions_is_without_changed_queries():

@@ -25,7 +25,7 @@ from tests import cases
         ({"causal": "false"}, TypeError, r"causal must be True or False, got 'false'"),
         ({"q_pos": torch.arange(9).to(torch.uint64)}, TypeError, r"q_pos must hold integers, got torch.uint64"),
         ({"dropout": 1.0}, ValueError, r"dropout must be at least 0 and below 1, got 1.0"),
-        ({"impl": "flash"}, ValueError, r"unknown impl 'flash'; there is: auto, fused, sdpa, flex, eager"),
+        ({"impl": "flash"}, ValueError, r"unknown impl 'flash'; choose one of: auto, fused, sdpa, flex, eager"),
         ({"impl": "sdpa", "need_weights": True}, ValueError, r"impl='sdpa' cannot do this: it does not return weights"),
     ],
 )  # fmt: skip

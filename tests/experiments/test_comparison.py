@@ -40,7 +40,7 @@ class TestPreset:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("tiny", "there is: quick, small, paper"),
+            ("tiny", "choose one of: quick, small, paper"),
             ("quick:lenght=3", "did you mean 'length'"),
             ("quick:length=x", "must be a whole number"),
             ("quick:length=0", "at least 1"),
@@ -230,7 +230,7 @@ class TestFolder:
 
     def test_a_folder_with_other_things_is_left_alone(self, tmp_path, words):
         (tmp_path / "thesis.tex").write_text("x")
-        with pytest.raises(ValueError, match="holds something else"):
+        with pytest.raises(ValueError, match="contains files that locant did not write"):
             begin(tmp_path, words)
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

@@ -17,8 +17,6 @@ ray = pytest.importorskip("ray", reason="ray is an extra: pip install 'locant[ra
 
 from locant.experiments.ray_cluster import RayCluster, _check_address, _timed  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 
 @pytest.fixture(scope="module")
 def cluster():

@@ -37,8 +37,6 @@ from tests.experiments.processes import (
     text,
 )
 
-pytestmark = pytest.mark.xdist_group("processes")  # one fork server for all tests that need one
-
 
 @pytest.fixture(scope="module")
 def whole_with_dropout(tmp_path_factory) -> Path:
@@ -308,7 +306,7 @@ def test_a_folder_with_another_comparison_is_refused(whole, tmp_path):
         compared(whole, SCHEMES[::-1], data=data)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
-    with pytest.raises(ValueError, match=r"holds something else \(thesis.tex\)"):
+    with pytest.raises(ValueError, match=r"contains files that locant did not write \(thesis.tex\)"):
         compared(tmp_path / "out", SCHEMES)
     assert compared(whole, SCHEMES, data=data) == open_folder(whole)  # this one is welcome
 

@@ -26,8 +26,6 @@ from locant.runs import files, run_folder
 from tests.command_line import locant_command
 from tests.experiments.processes import PRESET, STEPS, compared, complete, numbers, together
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 FSDP = """
 distributed_type: FSDP
 mixed_precision: 'no'

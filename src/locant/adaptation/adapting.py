@@ -59,13 +59,13 @@ HELD_OUT = 20
 BLOCK = 16
 """Lines per block, so that long held-out sequences are one text too."""
 EVALUATION_ROWS = 32
-"""Held-out sequences of each length, at most,"""
+"""Maximum number of held-out sequences of each length."""
 EVALUATION_TOKENS = 4096
-"""and their tokens, about."""
+"""Approximate number of tokens of the held-out sequences of each length."""
 CURVE_ROWS = 8
-"""Sequences on which the curves of the heads are measured,"""
+"""Number of sequences on which the curves of the heads are measured."""
 CURVE_LENGTH = 64
-"""and their tokens."""
+"""Tokens of each of these sequences."""
 TRAIN = ("scheme", "all")
 
 
@@ -81,8 +81,8 @@ def adapt(
     scores: Mapping[str, Score] | None = None,
     length: int = LENGTH,
     seed: int = 0,
-    say: Callable[[str], None] = lambda stage: None,
-    look: Callable[[AgreementAtStep, int], None] = lambda found, steps: None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    on_evaluation: Callable[[AgreementAtStep, int], None] = lambda found, steps: None,
 ) -> Adapted:
     """Gives a model another position scheme, in place, and trains it to match its original outputs.
 
@@ -93,8 +93,9 @@ def adapt(
     scores    tasks by name, each a function of a model and its tokenizer, measured in each state of the model.
     length    tokens of the longest training sequences. The original reads texts that are too long for it in windows
               (windows.py), and the adapted model is trained to match those outputs.
-    say       called with the name of each stage.
-    look      called with each evaluation during training, and the number of all steps.
+    on_stage  called with the name of each stage.
+    on_evaluation
+              called with each evaluation during training, and the number of all steps.
 
     If it fails or is interrupted, the model is restored.
     """
@@ -119,9 +120,8 @@ def adapt(
             readable = sample.longest(model, length)
             windows = Windows(tokenizer, readable if causal else min(readable, WINDOW), causal=causal, whole=readable)
             lengths = sample.ladder(length, CAUSAL_LENGTH) if causal else sample.ladder(length)
-            stages = _Stages(
-                model, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths, folder, say, look
-            )
+            stages = _Stages(model, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths,
+                             folder, on_stage, on_evaluation)  # fmt: skip
             return stages.run(wanted, scores or {})
         except BaseException:  # including KeyboardInterrupt: a partly changed model must not pass for the original
             swap(model, "native")
@@ -143,16 +143,16 @@ class _Stages:
     teacher: Teacher
     lengths: list[int]
     folder: OutputFolder
-    say: Callable[[str], None]
-    look: Callable[[AgreementAtStep, int], None]
+    on_stage: Callable[[str], None]
+    on_evaluation: Callable[[AgreementAtStep, int], None]
 
     def run(self, budget: Budget, scores: Mapping[str, Score]) -> Adapted:
         sampler = Sampler(self.tokenizer, held_out(self.lines), seed=self.seed)
         evaluator = Evaluator.create(self.teacher, sampler, self.lengths, scores)
-        self.say("measuring the original")
+        self.on_stage("measuring the original")
         rows = [evaluator.row("original", self.teacher.model)]
         with silenced(self.model, self.teacher.windows.whole):
-            self.say("measuring the model without positions")
+            self.on_stage("measuring the model without positions")
             rows.append(evaluator.row("silenced", self.model))
         start = time.perf_counter()
         found = self.fit()
@@ -173,7 +173,7 @@ class _Stages:
             trained_on(self.lines),
             tokenizer=self.tokenizer,
             seed=self.seed,
-            say=self.say,
+            on_stage=self.on_stage,
             length=CAUSAL_LENGTH if self.teacher.windows.causal else FIT_LENGTH,
             queries=self.train == "all" and _rotates(self.model),
         )
@@ -182,10 +182,10 @@ class _Stages:
         with _only_trained(self.model, self.train) as anything:
             if not anything:
                 return []
-            self.say("timing a step")
+            self.on_stage("timing a step")
             steps = self.folder.steps(budget, fit_seconds, lambda: self.pace(evaluator))
             sampler = Sampler(self.tokenizer, trained_on(self.lines), seed=self.seed + 1)
-            self.say("training")
+            self.on_stage("training")
             return distill(
                 self.model,
                 self.teacher,
@@ -194,7 +194,7 @@ class _Stages:
                 out=self.folder.path,
                 keep=self.folder.kept,
                 seed=self.seed,
-                look=lambda found: self.look(found, steps),
+                on_evaluation=lambda found: self.on_evaluation(found, steps),
             )
 
     def pace(self, evaluator: Evaluator) -> tuple[float, float]:
@@ -241,7 +241,10 @@ class Evaluator:
 
 
 def held_out(lines: list[str]) -> list[str]:
-    """Returns the lines that measure agreement: one block in twenty, or the last line; the line itself if it is one."""
+    """Returns the lines that measure agreement: one block in twenty.
+
+    The last line if there are fewer than twenty; if there is only one, that line.
+    """
     return [line for number, line in enumerate(lines) if _is_held_out(number, len(lines))] or lines[-1:]
 
 
@@ -294,9 +297,9 @@ def _caller_state_kept(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _rotates(model: PreTrainedModel) -> bool:
-    """Whether the model's own positions rotate queries and keys, so that the fit has to change the queries too.
+    """Whether the model's own positions rotate queries and keys. The fit then has to change the queries too.
 
-    In models with a table that makes the start better, but not the end.
+    In models with a position table, changing the queries improves the fit but not the adapted model.
     """
     return any(scheme.rotates for stack in native(model).stacks for scheme in stack.layers or [])
 

@@ -189,12 +189,15 @@ class NextTokenAgreement(TokenAgreement):
         only = {"logits_to_keep": positions} if some else {}
         found = model(**batch, **only, output_hidden_states=True)
         logits = found.logits if some or positions is None else found.logits[:, positions]
-        # Some models project the last state to another size. Their logits then have to do for that layer.
+        # Some models project the last state to another size. For that layer only the logits are compared.
         states = [each for each in found.hidden_states[1:] if each.shape == found.hidden_states[1].shape]
         return logits, torch.stack(states, dim=2)
 
     def kl_positions(self, batch: Batch) -> Tensor:
-        """Returns every fourth position. The tokens decide at which of the first four it starts, so all occur."""
+        """Returns every fourth position.
+
+        The starting position (0 to 3) is derived from the tokens, so every position is used over time.
+        """
         ids = batch["input_ids"]
         return torch.arange(int(ids.sum()) % min(KL_STRIDE, ids.shape[1]), ids.shape[1], KL_STRIDE, device=ids.device)
 

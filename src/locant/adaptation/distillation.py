@@ -31,9 +31,9 @@ TOKENS = 1024
 SCHEME_RATE = 5e-3
 """Learning rate of scheme parameters, in units of their scale."""
 EVALUATIONS = 10
-"""A training evaluates agreement, and writes a checkpoint, this many times,"""
+"""Approximate number of evaluations of agreement in one training, each with a checkpoint."""
 EVERY = 10
-"""but at most every this many steps. One evaluation costs about three steps."""
+"""Minimum number of steps between two evaluations. One evaluation costs about three steps."""
 PATIENCE = 4
 """Training stops after this many evaluations without a better agreement."""
 
@@ -124,19 +124,20 @@ def distill(
     out: Path,
     keep: bool,
     seed: int,
-    look: Callable[[AgreementAtStep], None] = lambda found: None,
+    on_evaluation: Callable[[AgreementAtStep], None] = lambda found: None,
 ) -> list[AgreementAtStep]:
     """Trains the parameters of `student` that require a gradient, and returns all evaluations.
 
     held_out   batches for evaluation, and the reduced outputs of the original for them.
     out        the folder of metrics and checkpoints. If it has a checkpoint, training resumes from it.
     keep       whether to write checkpoints.
-    look       called after each evaluation.
+    on_evaluation
+               called with each evaluation.
     """
     out.mkdir(parents=True, exist_ok=True)
     last = run_folder.last_checkpoint(out)
     run_folder.rewind(out / run_folder.METRICS, 0 if last is None else int(last.name.rpartition("-")[2]))
-    evaluations = _Evaluations(student, teacher.kind, held_out, out, len(training), look)
+    evaluations = _Evaluations(student, teacher.kind, held_out, out, len(training), on_evaluation)
     batches: Dataset[Batch] = training
     if evaluations.stalled:  # an earlier process stopped early and was killed after that
         # Trainer does one step before it finds that none are left, so the data must end there too.
@@ -170,9 +171,15 @@ class _Evaluations(TrainerCallback):
         held_out: tuple[list[Batch], list[Tensor]],
         out: Path,
         steps: int,
-        look: Callable[[AgreementAtStep], None],
+        on_evaluation: Callable[[AgreementAtStep], None],
     ) -> None:
-        self.student, self.kind, self.held_out, self.out, self.look = student, kind, held_out, out, look
+        self.student, self.kind, self.held_out, self.out, self.on_evaluation = (
+            student,
+            kind,
+            held_out,
+            out,
+            on_evaluation,
+        )
         self.steps, self.every = steps, max(EVERY, steps // EVALUATIONS)
         lines = files.lines(out / run_folder.METRICS)
         self.found = [AgreementAtStep(line["step"], line["agreement"], line["seconds"]) for line in lines]
@@ -195,7 +202,7 @@ class _Evaluations(TrainerCallback):
         found = AgreementAtStep(state.global_step, agreement, time.perf_counter() - self.began)
         self.found.append(found)
         files.append(self.out / run_folder.METRICS, {"kind": "step", **vars(found)})
-        self.look(found)
+        self.on_evaluation(found)
         if self.stalled:
             control.should_training_stop = True
 

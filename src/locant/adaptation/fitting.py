@@ -1,14 +1,15 @@
 """`fit`: sets the parameters of a new scheme so that it reproduces the original attention weights. No training.
 
-With the model's own positions, a layer gives each query i the attention weights p_i. Then the positions are removed; of
-a table of absolute positions the first row and the mean of the others stay (the scheme `first`). For one layer after
-the other, each on the outputs of the fitted layers below, the parameters θ of the scheme in that layer are set to
+With the model's own positions, a layer gives each query i the attention weights p_i. `fit` removes the positions, but
+keeps the first row and the mean of the other rows of a table of absolute positions (the scheme `first`). It then goes
+through the layers in order, each on the outputs of the fitted layers below, and sets the parameters θ of the layer's
+scheme to
 
     argmin_θ Σ_i KL( p_i ‖ softmax(ℓ_i(θ)) )
 
 over the queries of a few hundred sequences. ℓ_i(θ) are the logits of the changed model with the scheme. The problem is
-convex in a bias. A scheme that can starts from a curve (initial_values.py). With `queries`, θ includes an affine map of
-the queries of each head (queries.py).
+convex in a bias. If a scheme supports it, the fit starts from a curve (initial_values.py). With `queries`, θ includes
+an affine map of the queries of each head (queries.py).
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ BATCH_TOKENS = 2048
 MEMORY = 2**30
 """Bytes that the attention weights of the original may take."""
 ITERATIONS = 20
-"""Iterations of L-BFGS for a scheme alone,"""
+"""Iterations of L-BFGS for a scheme alone."""
 ITERATIONS_WITH_QUERIES = 40
-"""and for a scheme with an affine map of the queries."""
+"""Iterations of L-BFGS for a scheme with an affine map of the queries."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def fit(
     tokens: int = TOKENS,
     queries: bool = False,
     seed: int = 0,
-    say: Callable[[str], None] = lambda stage: None,
+    on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Fit:
     """Swaps a model to `spec`, in place, with parameters that reproduce its attention on a text.
 
@@ -113,7 +114,7 @@ def fit(
     tokens    tokens to fit on, for each sequence length.
     queries   whether to change the query weights too. The model is then closer to the original, but swapping to
               `native` no longer restores it.
-    say       called with the name of each stage.
+    on_stage  called with the name of each stage.
 
     If it fails or is interrupted, the model is restored.
     """
@@ -129,7 +130,7 @@ def fit(
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            return _fit(model, spec, batches, say, changes)
+            return _fit(model, spec, batches, on_stage, changes)
     except BaseException:
         swap(model, "native")
         if changes is not None:
@@ -181,10 +182,10 @@ def _fit(
     model: PreTrainedModel,
     spec: str,
     batches: list[Tensor],
-    say: Callable[[str], None],
+    on_stage: Callable[[str], None],
     changes: _QueryChanges | None,
 ) -> Fit:
-    say("recording the attention of the original")
+    on_stage("recording the attention of the original")
     before = native(model)
     goals = attention_weights(model, batches)
     swap(model, spec if before.table is None else with_first(spec))
@@ -197,7 +198,7 @@ def _fit(
     cache = layer_cache(model, [layer.name for layer in layers], batches)
     found = Fit(model, spec)
     for layer in layers:
-        say(f"fitting layer {layer.number} of {len(layers)}")
+        on_stage(f"fitting layer {layer.number} of {len(layers)}")
         found.heads += _fit_layer(cache, layer, goals[layer.name], changes)
         cache.cache_next_layer()
     found.notices += _notices(spec, layers, changes)
@@ -240,8 +241,8 @@ def _fit_layer(cache: LayerCache, layer: _Layer, goal: list[Tensor], changes: _Q
 def _notices(spec: str, layers: list[_Layer], changes: _QueryChanges | None) -> list[str]:
     notices = []
     if not any(True for layer in layers for _ in layer.scheme.parameters()):
-        but = "nothing to fit" if changes is None else "nothing to fit but queries"
-        notices.append(f"{spec} has no parameters in attention, so there was {but}")
+        result = "there was nothing to fit" if changes is None else "only the queries were fitted"
+        notices.append(f"{spec} has no parameters in attention, so {result}")
     if changes is not None and changes.unchanged:
         every = len(changes.unchanged) == len(layers)
         where = "this model" if every else f"layer {', '.join(map(str, changes.unchanged))}"

@@ -31,12 +31,12 @@ class Adapted:
     rows: list[StateRow]
     fit: Fit
     curves: dict[str, list[Layer]]  # attention by distance, for each state
-    looks: list[AgreementAtStep] = field(default_factory=list)  # evaluations during training
+    evaluations: list[AgreementAtStep] = field(default_factory=list)  # of agreement, during training
 
     @property
     def steps(self) -> int:
         """Number of training steps."""
-        return self.looks[-1].step if self.looks else 0
+        return self.evaluations[-1].step if self.evaluations else 0
 
     def __str__(self) -> str:
         """The table in Markdown."""

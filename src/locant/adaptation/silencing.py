@@ -1,4 +1,4 @@
-"""Removes the positions of a model. Of a table of absolute positions, its first row and the mean of the rest can stay.
+"""Removes the positions of a model. It can keep the first row and the mean of the other rows of a position table.
 
 The first row of a trained table is an outlier that heads use as an attention sink, and the first layer norm expects the
 mean (docs/adapt.md). The scheme `first` holds both.
@@ -26,7 +26,10 @@ def with_first(spec: str) -> str:
 
 @contextmanager
 def silenced(model: PreTrainedModel, length: int) -> Iterator[None]:
-    """Removes the positions of a model for a while. The mean row of a table (see `mean_row`) takes every place."""
+    """Removes the positions of a model until the block ends.
+
+    Every row of a position table is replaced by the mean row (see `mean_row`).
+    """
     table = native(model).table
     try:
         swap(model, "nope" if table is None else "first")

@@ -1,8 +1,8 @@
 """How the original reads a text that is longer than it can read: in overlapping windows.
 
 The tokens between the special tokens are cut into windows that overlap by half, and each window gets the special
-tokens. Each token is taken from the window that shows most of its context: of an encoder's window the middle half, of a
-causal model's window the second half. The first and the last window also provide the tokens that no other window has.
+tokens. For each token we use the window with the most context for it: of an encoder's window the middle half, of
+a causal model's window the second half. The first and the last window also provide the tokens that no other window has.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class Windows:
         return batch["input_ids"].shape[1] <= self.whole
 
     def read(self, outputs: Callable[[Batch], Tensors], batch: Batch) -> Tensors:
-        """Returns the tensors [B, L, …] of `outputs`, which takes short batches; values at padding are arbitrary."""
+        """Returns the tensors [B, L, …] of `outputs` for a batch of any length; values at padding are arbitrary.
+
+        `outputs` is a function that accepts only batches short enough for the model.
+        """
         ids, mask = batch["input_ids"], batch["attention_mask"]
         if self.fits(batch):
             return outputs(batch)

@@ -40,7 +40,7 @@ class Inspection:
 
     name: str
     facts: dict[str, str]
-    notes: dict[str, list[str]] = field(default_factory=dict)  # by their text: the parts that each is about
+    notes: dict[str, list[str]] = field(default_factory=dict)  # notice text -> the page sections it concerns
     invariances: list[invariance.InvarianceRow] = field(default_factory=list)
     table: Tensor | None = None
     gram_positions: list[int] = field(default_factory=list)  # at most GRAM of the positions of the table, and

@@ -1,4 +1,4 @@
-"""Probes: how well a small network reads a token's position off its hidden state.
+"""Probes: how well a small network can predict a token's position from its hidden state.
 
     position ≈ W₂ ReLU(W₁ h + b₁) + b₂        one for each place in the model, trained on a stream of fresh sequences
 

@@ -32,8 +32,9 @@ def _on_invariance(rows: list[InvarianceRow]) -> list[str]:
         whose = f" of the {gram.stack}" if gram.stack else ""
         sentences.append(
             f"The position table{whose} is {gram.r2:.2f} translation-invariant (Toeplitz R² of E Eᵀ over positions "
-            f"{gram.first}–{gram.last}; noise of the same norms scores {gram.control.mean:.2f}). Without the diagonal, "
-            f"from which noise gets its score, R² is {beside.r2:.2f} (noise: {beside.control.mean:.2f})."
+            f"{gram.first}–{gram.last}; a random table of the same norms scores {gram.control.mean:.2f}). A random "
+            f"table scores high only because of the diagonal. Without it, R² is {beside.r2:.2f} (random table: "
+            f"{beside.control.mean:.2f})."
         )
     if any(row.exact == 1 for row in rows):
         sentences.append("Its scheme is translation-invariant by construction.")
@@ -72,12 +73,13 @@ def _on_probes(rows: list[Probed]) -> list[str]:
     best = min(rows, key=lambda row: row.error)
     if best.error > 0.95 * first.constant:
         return [
-            f"Probes cannot read position off its hidden states: the best error is {best.error:.1f} tokens, a constant "
-            f"guess errs by {first.constant:.0f}."
+            f"Probes cannot predict position from its hidden states: the best error is {best.error:.1f} tokens; a "
+            f"constant guess has an error of {first.constant:.0f}."
         ]
     return [
-        f"A probe reads a token's position to within {best.error:.1f} tokens at best ({best.place}), "
-        f"{last.error:.1f} after the last layer; guessing gives {first.constant:.0f}."
+        f"Probes predict a token's position from its hidden state with an error of {best.error:.1f} tokens at best "
+        f"({best.place}) and {last.error:.1f} after the last layer; a constant guess has an error of "
+        f"{first.constant:.0f}."
     ]
 
 

@@ -53,15 +53,15 @@ def attend(
                   keys are 0 … Lk−1 and the queries the last Lq of the keys, as in decoding with a cache.
     mask          bool, True where attention is allowed: [B, Lk] for padding, [Lq, Lk], or anything that broadcasts
                   to [B, H, Lq, Lk]. Packed sequences need one: positions alone do not keep them apart.
-    causal        a query sees the keys at its own position and before: k_pos ≤ q_pos.
+    causal        a query may attend to keys at its own position and before: k_pos ≤ q_pos.
     scale         of the logits; by default the scheme's own, 1/√D for nearly all.
     dropout       on the attention weights, active whenever it is above 0.
     impl          "auto" (the rules are in `locant.attention.choice`), or the name of a back end: `attend` uses that
                   back end or raises an error.
     need_weights  also return the weights [B, H, Lq, Lk].
 
-    Tables and softmax are computed in float32 or wider. A query that may see no key gets zeros. Keys and values must be
-    finite where they are masked too: 0 · NaN is NaN, here as in PyTorch.
+    Tables and softmax are computed in float32 or wider. A query that may attend to no key gets zeros. Keys and values
+    must be finite where they are masked too: 0 · NaN is NaN, here as in PyTorch.
     """
     # Autocast would lower the tables and the reference to half precision.
     kind = q.device.type if isinstance(q, Tensor) else "cpu"

@@ -1,8 +1,8 @@
 """Compiles `fused.c` into a library at first use, and caches it for the next process.
 
-One call of a C compiler (`$CC`, or cc, gcc, clang), a few seconds; no torch headers, no build system. The library lies
-in `$LOCANT_CACHE` (~/.cache/locant). Its name is a hash of the source, the compiler, its flags and the CPU, so that a
-change of any of them makes a new build. `LOCANT_FUSED=0` disables the kernel.
+One call of a C compiler (`$CC`, or cc, gcc, clang), a few seconds; no torch headers, no build system. The library is
+in `$LOCANT_CACHE` (~/.cache/locant). Its name is a hash of the source, the compiler, its flags and the CPU, so a change
+of any of them makes a new build. `LOCANT_FUSED=0` disables the kernel.
 """
 
 from __future__ import annotations

@@ -7,17 +7,21 @@ Back ends:
     flex    torch's FlexAttention, for GPUs
     eager   the reference
 
-`impl="NAME"` takes that back end, or raises a ValueError with the reason. Another one never replaces it.
+`impl="NAME"` takes that back end, or raises a ValueError with the reason. locant never substitutes another back end.
 
 `impl="auto"` takes the first of these:
 
     1. `eager` under a transform of `torch.func` and in forward-mode differentiation.
-    2. `sdpa` where positions cost it little (`cheap_for_sdpa`), which is one of
-         - decoding (`Request.decoding`) with no terms or a bias alone;
-         - a bias alone for one sequence on a CPU: consecutive positions, no mask, not causal, gradients disabled;
+    2. `sdpa` where positions cost it little (`cheap_for_sdpa`): `sdpa` supports the call, the call has no terms or a
+       bias alone, and one of these holds, tested in this order:
+         - decoding (`Request.decoding`);
+         - a bias, one sequence on a CPU: consecutive positions, no mask, not causal, gradients disabled;
          - no terms, no mask, and not causal, or causal with consecutive positions and as many queries as keys.
     3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
        CUDA devices; `sdpa`, `eager` elsewhere.
+
+In short: on a CPU with gradients, a call with terms goes to `fused`, except decoding with a bias alone and calls that
+`fused` does not support.
 
 What a back end does not support (`eager` supports everything):
 
@@ -66,7 +70,7 @@ def choose(request: Request, impl: str) -> Backend:
     if impl == "auto":
         return _choose_automatically(request)
     if impl not in BACKENDS:
-        raise ValueError(f"unknown impl {impl!r}; there is: auto, {', '.join(BACKENDS)}")
+        raise ValueError(f"unknown impl {impl!r}; choose one of: auto, {', '.join(BACKENDS)}")
     reason = BACKENDS[impl].unsupported(request)
     if reason is not None:
         able = [repr(name) for name, backend in BACKENDS.items() if backend.unsupported(request) is None]
@@ -183,7 +187,7 @@ def _transformed() -> bool:
 
 def _missing_kernel() -> str | None:
     built = build()
-    return None if built.library is not None else f"its kernel is not there: {built.why}"
+    return None if built.library is not None else f"the fused kernel is not available: {built.why}"
 
 
 # The effect of torch.compiler.assume_constant_result, which would import the whole compiler: two seconds.

@@ -3,8 +3,8 @@
     logit_ij = scale · ( (R_i q_i)ᵀ G_r (R_j k_j)  +  q_i·a_r  +  k_j·c_r )  +  b_r  +  pair_ij
     out_i    = Σ_j softmax(logit)_ij · (v_j + u_r)
 
-It defines the right result for the other back ends; in float64 it is the truth. It computes slices of the queries one
-after another, so that only a bounded part of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward.
+In float64 it defines the correct result; other back ends are compared with it. It computes slices of the queries one
+after another, so only a bounded part of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _attend_rows(
     visible = request.visible(rows)
     if visible is not None:
         logit = logit.masked_fill(~visible, -torch.inf)
-    # A query that sees no key, because of a mask or a bias of −∞, gets zeros, not NaN.
+    # A query that may attend to no key, because of a mask or a bias of −∞, gets zeros, not NaN.
     nothing = (logit == -torch.inf).all(-1, keepdim=True)
     weight = logit.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
     weight = F.dropout(weight, request.dropout) if request.dropout else weight

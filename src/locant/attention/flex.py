@@ -4,7 +4,7 @@
 
 The tables are captured tensors. Products of queries or keys with a table are computed before the kernel, one column
 per offset within the scheme's reach; so a query or key term needs a reach. Lengths are padded to that of a bucket, and
-masked, so that one compiled kernel serves every length of the bucket.
+masked, so one compiled kernel serves every length of the bucket.
 
 On a CPU it serves for comparison: forward only, because FlexAttention has no backward there.
 """

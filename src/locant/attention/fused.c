@@ -8,7 +8,7 @@
 
    A tile is n ≤ TILE queries by m ≤ TILE keys; i counts its queries and j its keys. There are four kinds of tiles:
 
-     SKIP     no query sees a key: nothing to compute.
+     SKIP     no query may attend to a key: nothing to compute.
      FAR      every pair is at or beyond one end of the tables. One column serves all pairs, so terms are vectors, not
               matrix products.
      BAND     r = constant + j − i. The products of the queries with a run of columns are a matrix product in which

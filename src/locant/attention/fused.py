@@ -1,4 +1,4 @@
-"""Our own CPU kernel: every table, forward and backward, near the price of plain attention, memory linear in L.
+"""Our own CPU kernel: every table, forward and backward, at nearly the cost of plain attention, memory linear in L.
 
 The kernel is `fused.c`, which `build.py` compiles at first use. This file makes it two operators of `torch.library`,
 with shapes for `torch.compile` and a gradient for q, k, v and each table. `Call` is the record of their arguments.
@@ -160,7 +160,10 @@ def _empty_gradients(call: Call, wanted: list[bool]) -> dict[str, Tensor]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Saves tensors with autograd, which raises if they are changed in place, and the rest of the call as it is."""
+    """Saves what the backward pass needs.
+
+    Tensors go through save_for_backward, which detects in-place changes; other values are stored on ctx.
+    """
     call = Call(*inputs)
     out, lse = output
     ctx.save_for_backward(out, lse, *(getattr(call, name) for name in TENSORS))
@@ -292,7 +295,7 @@ class _Kernel:
         c.lse = lse.data_ptr()
 
     def set_gradients(self, grad: Tensor, grads: dict[str, Tensor]) -> None:
-        """`grad` is that of the output; the kernel writes into `grads`, but for those that are empty."""
+        """`grad` is that of the output; the kernel writes into `grads`, except empty ones."""
         grad = grad.float()
         self.held += [grad, grads]
         self.struct.grad = _View.of(grad)
@@ -305,7 +308,7 @@ class _Kernel:
         """Runs a function of the library on the call."""
         library = build().library
         if library is None:
-            raise RuntimeError(f"the fused kernel is not there: {build().why}")
+            raise RuntimeError(f"the fused kernel is not available: {build().why}")
         library.locant_call_size.restype = ctypes.c_int64
         if library.locant_call_size() != ctypes.sizeof(_CallStruct):
             raise RuntimeError("fused.c and fused.py disagree about the fields of a call; install locant again")

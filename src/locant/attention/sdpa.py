@@ -51,7 +51,7 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     visible = None if by_index else request.visible()
     nothing = None
     if visible is not None:
-        nothing = ~visible.any(-1, keepdim=True)  # a query that sees no key gets zeros, not NaN
+        nothing = ~visible.any(-1, keepdim=True)  # a query that may attend to no key gets zeros
         visible = visible | nothing
     if added is not None:
         mask: Tensor | None = added if visible is None else added.masked_fill(~visible, -torch.inf)
@@ -68,7 +68,7 @@ def _attend_band(
 ) -> Tensor:
     """With a mask that is a strided view of `band` [H, Lq + Lk − 1].
 
-    `spans` are (sequences, first, end): these sequences of the batch see the keys first … end − 1.
+    `spans` are (sequences, first, end): these sequences of the batch may attend to the keys first … end − 1.
     """
     h, lq, outs = q.shape[1], q.shape[2], []
     q = q.flip(2) if lq > 1 else q
@@ -92,7 +92,7 @@ class BiasGradient(torch.autograd.Function):
 
         dS = P · (G vᵀ − rowsum(G · O))        db[c] = Σ_{i + j = c} dS_ij
 
-    It is computed for a slice of the rows at a time, so that memory stays linear in the length.
+    It is computed for a slice of the rows at a time, so memory stays linear in the length.
     """
 
     @staticmethod
@@ -120,7 +120,7 @@ class BiasGradient(torch.autograd.Function):
             pull = g @ v.mT  # [B, H, rows, keys]
             pull -= (g * out[:, :, rows].to(wide)).sum(-1, keepdim=True)
             change = pull.mul_(weights).sum(0)  # [H, rows, keys]
-            # Rows are stored one longer than they are read: each lies one place further right than the one before.
+            # The stored row stride is one more than the row length, so each row is shifted by one.
             skewed = F.pad(change, (0, length)).flatten(1)[:, : length * (n + length - 1)]
             total[:, start : rows.stop + n - 1] += skewed.view(h, length, n + length - 1).sum(1)
         if band.shape[0] == 1:
@@ -155,12 +155,12 @@ def _band(request: Request) -> Tensor | None:
     first = 1 - lk if request.consecutive else int(request.k_pos[0, 0] - request.q_pos[0, -1])  # r of column 0
     n = lq + lk - 1
     lo, hi = request.offsets.lo, request.offsets.lo + bias.shape[1] - 1
-    if lo > first or hi < first + n - 1:  # beyond the scheme's reach the last column goes on
+    if lo > first or hi < first + n - 1:  # beyond the scheme's reach the last column repeats
         before, after = min(max(lo - first, 0), n), min(max(first + n - 1 - hi, 0), n)
         within = bias[:, max(first - lo, 0) : max(first + n - lo, 0)]
         bias = torch.cat([bias[:, :1].expand(-1, before), within, bias[:, -1:].expand(-1, after)], dim=1)[:, :n]
     if request.causal and first + n - 1 > 0:  # some key is later than some query
-        if first + lq - 1 > 0:  # the first query would see no key
+        if first + lq - 1 > 0:  # the first query could attend to no key
             return None
         future = torch.arange(first, first + n, device=bias.device) > 0
         bias = bias.masked_fill(future, -torch.inf)

@@ -37,18 +37,18 @@ def adapt(
     with bar:
         job = bar.add_task("opening", total=None, near="")
 
-        def say(stage: str) -> None:
+        def on_stage(stage: str) -> None:
             bar.update(job, description=stage)
             if not console.is_terminal:  # a log has no bar
                 console.print(escape(stage), highlight=False)
 
-        def look(found: Any, steps: int) -> None:
+        def on_evaluation(found: Any, steps: int) -> None:
             bar.update(job, completed=found.step, total=steps, near=f"agreement {found.agreement:.4f}")
 
         try:
             done = adapting.adapt(
                 loaded, spec, lines, budget=budget, train=train, tokenizer=sample.tokenizer_of(loaded), out=out,
-                scores=tasks, length=length, seed=seed, say=say, look=look,
+                scores=tasks, length=length, seed=seed, on_stage=on_stage, on_evaluation=on_evaluation,
             )  # fmt: skip
         except KeyboardInterrupt:
             console.print("stopped; the same command continues from the last checkpoint, if there is one")

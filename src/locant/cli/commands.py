@@ -1,6 +1,7 @@
 """Every command of `locant`: its summary, its options, the function that runs it and the extra it needs.
 
-The names of a command's options and arguments are the names of its function's parameters.
+The function that runs a command is in the file of its group: schemes.py, models.py, machine.py, training.py or
+adapting.py. Its parameters have the names of the command's options and arguments.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ def _size(parser: Parser, *, heads: int, width: int) -> None:
 
 
 def _check_size(given: Mapping[str, Any]) -> None:
-    if given["width"] % given["heads"]:
+    # `locant schemes NAME` describes one scheme; it builds none.
+    if given.get("name") is None and given["width"] % given["heads"]:
         raise ValueError(f"--width must be a multiple of --heads; got {given['width']} and {given['heads']}")
 
 

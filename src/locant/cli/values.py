@@ -1,6 +1,6 @@
 """From the words of the command line to values. Each function is the `type` of an option or argument of argparse.
 
-Scheme names are checked here, without torch: a wrong one is answered at once.
+Scheme names are checked here, without torch: a wrong one is rejected at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Returns `read` with its ValueError as the kind of error whose text argparse prints."""
+    """Wraps `read`: turns ValueError into ArgumentTypeError, whose message argparse prints."""
 
     def convert(text: str) -> T:
         try:

@@ -36,7 +36,7 @@ def specs(text: str) -> list[str]:
     for spec in found:
         parts = re.split(r"[+/]", spec)
         if not all(part.strip() for part in parts) or parts.count(NATIVE) > 1:
-            raise ValueError(f"the scheme {spec!r} has an empty place or native twice")
+            raise ValueError(f"the scheme {spec!r} has an empty part, or names native twice; write native+SCHEME")
     twice = {spec for spec in found if found.count(spec) > 1}
     if twice:
         raise ValueError(f"the schemes have {', '.join(sorted(twice))} twice")
@@ -74,7 +74,7 @@ def check(task: Task, setting: Setting, model: str, spec: str) -> None:
         raise ValueError(f"{spec} cannot be trained at {tokens} tokens: {reason}. Choose another scheme{hint}")
     if task.auto == "AutoModelForCausalLM" and not _is_causal(made):
         raise ValueError(
-            f"{model} reads the tokens that it should predict, and {task.name} needs a causal model: gpt2 or llama"
+            f"{model} is not causal, so it could read the tokens it must predict; use gpt2 or llama for {task.name}"
         )
 
 

@@ -10,7 +10,7 @@ from locant.experiments.results import RunResult
 from locant.experiments.statistics import estimate
 
 PARTS = 8
-"""Parts of every doubling of the length, beyond the trained length: shorter ones would show the text."""
+"""Number of bins per doubling beyond the trained length. Smaller bins would mostly show variation in the test text."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ def longest_read(run: RunResult) -> int | None:
 
 
 def by_position(run: RunResult, length: int, trained: int) -> dict[float, float]:
-    """Returns middle of a part -> score there, in inputs of one length.
+    """Returns middle of a bin -> score there, in inputs of one length.
 
-    Middles also have a place on a logarithmic axis, where the start of the first part has none. Beyond the trained
-    length parts are joined, so that every doubling has PARTS of them.
+    The middle is used, because the first bin starts at 0, which a logarithmic axis cannot show. Beyond the trained
+    length bins are joined: every doubling has PARTS of them.
     """
     parts: list[tuple[int, float]] = next((row["by_position"] for row in run.tests if row["length"] == length), [])
     if not parts:

@@ -1,6 +1,6 @@
 """The learned curves of a run: what its trained scheme does with the offset.
 
-A run stores them in its folder when it ends, so that a page of results opens no model.
+A run stores them in its folder when it ends, so a page of results opens no model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNREADABLE = (OSError, ValueError, RuntimeError, NotImplementedError, KeyError, 
 
 @dataclass(frozen=True)
 class Learned:
-    """The curves of a trained scheme, or the problem that left them out."""
+    """The curves of a trained scheme, or the reason why there are none."""
 
     curves: tuple[tuple[str, Curve], ...] = ()  # each with its place: "layer 2", "all layers" or "token embedding"
     fixed: bool = False  # the scheme has no parameters: the curves are those of its definition

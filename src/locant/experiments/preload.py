@@ -24,5 +24,5 @@ for name in MODULES:
     if os.getppid() != command:
         raise SystemExit  # the command has ended: its arguments were wrong
     import_module(name)
-gc.freeze()  # collections in the runs skip these objects, so that their memory stays shared
+gc.freeze()  # collections in the runs skip these objects, so their memory stays shared
 gc.enable()

@@ -74,7 +74,7 @@ def find_preset(text: str, presets: Mapping[str, Preset]) -> Preset:
     """Returns the preset that `small` or `small:length=256,batch=8` names."""
     name, _, rest = text.partition(":")
     if name not in presets:
-        raise ValueError(f"unknown preset {name!r}; there is: {', '.join(presets)}")
+        raise ValueError(f"unknown preset {name!r}; choose one of: {', '.join(presets)}")
     changes = dict(_change(item, text) for item in rest.split(",") if item)
     changed = dataclasses.replace(presets[name], **changes)  # type: ignore[arg-type]
     if changed.heads and changed.width % changed.heads:

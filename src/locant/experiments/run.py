@@ -95,9 +95,9 @@ def execute(run: Run, folder: Path, data: Path) -> None:
 def _leave_process_group() -> None:
     """Disconnects the processes of a run and ends the threads of the connection.
 
-    The threads end when nothing refers to the process group any more, and the Trainer does, from a reference cycle. A
-    thread of gloo that is left may drop the last reference to a tensor while the interpreter shuts down. Python before
-    3.14 then aborts: "terminate called without an active exception".
+    The threads end only when the process group has no references. The Trainer holds one, in a reference cycle, so we
+    collect garbage first. A thread of gloo that is left may drop the last reference to a tensor while the interpreter
+    shuts down. Python before 3.14 then aborts: "terminate called without an active exception".
     """
     gc.collect()
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The time of a training step on this machine: a time budget becomes a number of steps by it."""
+"""The time of a training step on this machine, used to convert a time budget to steps."""
 
 from __future__ import annotations
 

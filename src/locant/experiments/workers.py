@@ -81,7 +81,7 @@ def do_run_apart(run: Run, here: Path, data: Path) -> None:
 
 
 def _run_process(run: Run, here: Path, data: Path, device: int, sender: Any) -> None:
-    """The main function of a run's process. An OSError outside of the run goes back through `sender`."""
+    """The main function of a run's process. An OSError outside of the run is sent to the parent through `sender`."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if device >= 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
@@ -114,7 +114,7 @@ def cores() -> int:
 
 
 class LocalWorkers:
-    """Processes of this machine: as many at once as it has cores for, or one per GPU."""
+    """Runs processes on this machine, at most one per available core (or GPU)."""
 
     def __init__(self, threads: int) -> None:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -127,7 +127,10 @@ class LocalWorkers:
         self.slots = self.devices or max(1, cores() // threads)
 
     def check(self, work: Work, schemes: Sequence[str], data: Path) -> None:
-        """Raises ValueError where a scheme cannot be trained. A new process builds the models: it starts sooner."""
+        """Raises a ValueError if a scheme cannot be trained.
+
+        A forked process builds the models, because it already has transformers imported.
+        """
         [(_, problem)] = self._call(check_here, (work, tuple(schemes), data), 1, ", ".join(schemes))
         if problem:
             raise ValueError(problem)
@@ -199,7 +202,10 @@ def _note_death(process: Any, here: Path, receiver: Any) -> None:
 
 
 def wait_for_others(runs: list[tuple[Run, Path]]) -> Iterator[None]:
-    """Waits for runs that another command executes; yields twice a second until each has ended or is free."""
+    """Waits for runs that another command executes; yields twice a second.
+
+    It ends when each run has ended or no other command holds its lock.
+    """
     while any(run_folder.state(here) not in ENDED and _taken(here) for _, here in runs):
         time.sleep(0.5)
         yield

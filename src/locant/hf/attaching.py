@@ -1,4 +1,4 @@
-"""Carrying out a plan: schemes go into a model, native positions come out, and all of it can be undone bit for bit."""
+"""`attach` adds the schemes and removes native positions; `detach` restores the model bit for bit."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _not_as_a_part(base: nn.Module, prefix: str, keep_vars: bool) -> None:
             if "save_pretrained" in saving.__dict__:
                 return
             raise ValueError(
-                f"only a part of this {type(saving).__name__} was swapped ({prefix.rstrip('.')}), so that it would "
+                f"only a part of this {type(saving).__name__} was swapped ({prefix.rstrip('.')}), so it would "
                 f"be saved as a plain model with the wrong positions; swap the whole model: locant.swap(model, …)"
             )
         frame = frame.f_back

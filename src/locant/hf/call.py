@@ -56,7 +56,7 @@ class AttentionCall:
     others: Mapping[str, Any]  # all other keyword arguments of transformers: softcap, s_aux, …
     transformers_attention: AttentionFunction  # computes the call where locant adds nothing to it
     position_factor: int = 1
-    """Attention sees every position multiplied by this. Only a probe of a swap sets it."""
+    """Positions are multiplied by this before attention. Only a probe of a swap sets it."""
 
     @property
     def is_native(self) -> bool:
@@ -65,7 +65,7 @@ class AttentionCall:
 
     @property
     def is_plain(self) -> bool:
-        """Whether positions play no part, so that transformers' own attention computes the same.
+        """Whether positions play no part. Transformers' own attention then computes the same.
 
         NoPE is plain attention, except for packed sequences, which only positions separate.
         """
@@ -86,8 +86,8 @@ class AttentionCall:
             q_pos, k_pos = torch.arange(lq, device=here), torch.arange(lk, device=here)
         if causal and q_pos is not None:  # without a mask, causal means by index, whatever the positions are
             mask = torch.ones(lq, lk, dtype=torch.bool, device=here).tril()[None, None]
-            # A position that returns to the first one starts another sequence of a pack. Transformers masks packed
-            # sequences too, but not when there is a cache.
+            # In a packed row, a new sequence starts wherever the position equals the first position. Transformers
+            # masks packed sequences too, but not when there is a cache.
             again = (q_pos.diff(dim=-1) < 0) & (q_pos[:, 1:] == q_pos[:, :1])
             sequence = F.pad(again, (1, 0)).cumsum(-1)
             mask = mask & (sequence[:, None, :, None] == sequence[:, None, None, :])

@@ -1,11 +1,11 @@
-"""Positions on their way to attention: a stack, the module that runs the layers, sends them to every layer below it.
+"""Passes token positions from a stack, the module that runs the layers, to its attention modules.
 
-`follow` gives a stack a forward that works out the positions of queries and keys once per pass and hands them to
+`follow` gives a stack a forward that computes the positions of queries and keys once per pass and passes them to
 `interface.attention` as a keyword argument. As an argument, and not as state of the model, they are still right when
-gradient checkpointing runs a layer again, or when two batches are in flight.
+gradient checkpointing runs a layer again, or when a second batch starts before the first one's backward pass.
 
-The positions of cached keys are stored on the cache object: after a right-padded prompt the next token does not stand
-one place after the last key. Without position_ids they are 0, 1, 2, … and nothing is stored.
+The positions of cached keys are stored on the cache object: after a right-padded prompt the position of the next token
+is not that of the last key plus one. Without position_ids they are 0, 1, 2, … and nothing is stored.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from locant.hf.call import UNKNOWN, Positions
 from locant.hf.interface import ARGUMENT, EMBED, NAME
 
 FOLLOW = "locant_follow"
-"""Attribute of a stack that follows its tokens."""
+"""Attribute of a stack whose forward passes positions on."""
 
 Count = Callable[[nn.Module, Mapping[str, Any], Any], "Tensor | None"]
 """How a model numbers tokens without position_ids: (stack, arguments, cached tokens) -> ids, or None for 0, 1, 2, …"""
 
 
 def follow(stack: nn.Module, *, count: Count, shift: int) -> None:
-    """Makes a stack (a module that runs layers) send the positions of its tokens to every attention below it.
+    """Makes a stack (a module that runs layers) pass the positions of its tokens to every attention module in it.
 
     `shift` is the number that the caller's position_ids start at (2 for RoBERTa). The stack gets a `forward` of its own
     rather than a hook: some callers (sentence-transformers) call `forward` directly, and hooks do not run there.

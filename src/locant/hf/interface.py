@@ -1,7 +1,7 @@
 """The seam: transformers calls `attention` for every self-attention of a swapped model, in place of its own.
 
-`attention` is registered in transformers' AttentionInterface. It attends with the scheme that sits on the attention
-module as its submodule `locant`, at the positions that `following` sends as a keyword argument. Observers
+`attention` is registered in transformers' AttentionInterface. It attends with the scheme that is attached to the
+attention module as its submodule `locant`, at the positions that `following` passes as a keyword argument. Observers
 (`listening`) run before and after every call.
 
 `observed` makes an attention implementation of transformers with observers, for models that are not swapped. It
@@ -47,6 +47,12 @@ def is_ours(implementation: str | None) -> bool:
     return implementation is not None and implementation.partition(":")[0] == NAME
 
 
+def original(implementation: str | None) -> str | None:
+    """Returns the name of the implementation that `observed` was given; other names as they are."""
+    ours, _, name = (implementation or "").partition(":")
+    return name if ours == NAME and name else implementation
+
+
 def observed(implementation: str) -> str:
     """Returns the name of an attention implementation that computes what another one does, with observers."""
     if is_ours(implementation):
@@ -54,7 +60,7 @@ def observed(implementation: str) -> str:
     name = f"{NAME}:{implementation}"
     AttentionInterface.register(name, partial(_observed_attention, implementation))
     masks = AttentionMaskInterface()
-    if implementation in masks:  # without a mask function transformers makes no masks, and so it is with ours
+    if implementation in masks:  # without a mask function transformers makes no masks; we copy that behaviour
         AttentionMaskInterface.register(name, masks[implementation])
     return name
 
@@ -65,7 +71,7 @@ def _observed_attention(implementation: str, module: nn.Module, *args: Any, **kw
 
 
 def _own_attention(implementation: str, module: nn.Module) -> AttentionFunction:
-    """The function that an attention module calls by itself: "eager" is another one in each file of models."""
+    """The function the module would call without locant. Each modeling file of transformers has its own "eager"."""
     for cls in type(module).__mro__:
         names = vars(sys.modules[cls.__module__])
         if "eager_attention_forward" in names:

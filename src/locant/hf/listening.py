@@ -9,9 +9,9 @@
 as transformers made it, enter `seam.through_seam(model)` (its own attention, observed) or
 `swapping.native_as_schemes(model)` (its own positions as schemes, so that every call has a `request`) as well.
 
-Observers live in a ContextVar. They belong to the thread or task that entered the block; other threads do not see
-them. Tasks and `asyncio.to_thread` calls that start inside the block inherit its observers until the block ends. Blocks
-nest: every observer runs, the outermost first.
+Observers are stored in a ContextVar. They belong to the thread or task that entered the block and have no effect in
+other threads. Tasks and `asyncio.to_thread` calls that start inside the block inherit its observers until the block
+ends. Blocks nest: every observer runs, the outermost first.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def observing(*, before: Before | None = None, after: After | None = None) -> It
             yield
     finally:
         observer.active = False
-        # Not `reset`: blocks may end in another order than the reverse of the one they were entered in.
+        # Not `reset`: blocks may not end in reverse order of entry.
         _OBSERVERS.set(tuple(other for other in _OBSERVERS.get() if other is not observer))
 
 
@@ -77,7 +77,7 @@ def observers() -> tuple[Observer, ...]:
 
 
 class _Compiler:
-    """Compiled code cannot call observers, so that models run uncompiled while any block is open.
+    """Compiled code cannot call observers, so models run uncompiled while any block is open.
 
     torch has one stance for all threads. The first block sets it, and the last one to end restores it.
     """

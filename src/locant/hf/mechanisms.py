@@ -2,7 +2,7 @@
 
 One class per mechanism. Each can `silence` a stack (the module that runs the layers), that is, replace the native
 positions by a module that adds nothing, or by the embedding of a scheme; and `read` the native positions as schemes.
-`silence` returns what it replaced, so that it can be restored bit for bit.
+`silence` returns what it replaced, so it can be restored bit for bit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Mechanism(Protocol):
 
     @property
     def kind(self) -> str:
-        """The word for it in `Native.kind`: absolute, rotary, bias, …"""
+        """Value of `Native.kind` for this mechanism: absolute, rotary, bias, …"""
         ...
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:

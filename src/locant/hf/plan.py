@@ -1,6 +1,6 @@
-"""A plan: which scheme sits where in a model. `attaching.attach` carries it out, `attaching.detach` undoes it.
+"""A plan: which scheme is attached to which layer. `attaching.attach` applies it, `attaching.detach` undoes it.
 
-Everything a plan names is relative to `model.base_model`, so that a plan of BertModel fits BertForMaskedLM too.
+Everything a plan names is relative to `model.base_model`, so a plan of BertModel fits BertForMaskedLM too.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
     """
     check_model(model)
     if impl != "auto" and impl not in BACKENDS:
-        raise ValueError(f"unknown impl {impl!r}; there is: auto, {', '.join(BACKENDS)}")
+        raise ValueError(f"unknown impl {impl!r}; choose one of: auto, {', '.join(BACKENDS)}")
     old = plan_of(model)
     if isinstance(spec, str) and spec.strip() == "native":
         if old is not None:

@@ -1,6 +1,6 @@
-"""Files that are replaced whole: a reader, or a process that dies, never leaves half of one.
+"""Files are replaced as a whole: no reader finds a half-written file, even if the writer is killed.
 
-This is the only atomic write in locant. JSON files and lines of JSON are written through it.
+This is the only atomic write in locant. `append` adds a line and is not atomic.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def check(folder: Path, name: str, *also: str) -> None:
     if folder.is_dir() and not (folder / name).exists():
         others = sorted(path.name for path in folder.iterdir() if path.name not in also and path.name[0] != ".")
         if others:
-            raise ValueError(f"{folder} holds something else ({', '.join(others[:3])}); name a new folder")
+            names = ", ".join(others[:3])
+            raise ValueError(f"{folder} contains files that locant did not write ({names}); name a new folder")
 
 
 def rewind(path: Path, step: int) -> None:

@@ -88,7 +88,7 @@ class Sum(Scheme):
         usual = super().scale(head_dim)
         own = {part.scale(head_dim) for part in self.schemes()} - {usual}
         if len(own) > 1:
-            raise ValueError(f"{self}: the parts want different logit scales {sorted(own)}; pass scale= to attend")
+            raise ValueError(f"{self}: the parts declare different logit scales {sorted(own)}; pass scale= to attend")
         return own.pop() if own else usual
 
     def parameter_count(self) -> int:
@@ -99,7 +99,7 @@ class Sum(Scheme):
 
     @property
     def can_start_from_curve(self) -> bool:
-        """Whether exactly one part can: nothing decides how two of them would share a curve."""
+        """Whether exactly one part can: with two such parts, the split of the curve would be ambiguous."""
         return len(self._curved()) == 1
 
     def start_from_curve(self, offsets: Tensor, bias: Tensor, weight: Tensor) -> None:

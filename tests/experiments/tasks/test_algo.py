@@ -182,13 +182,13 @@ def test_a_test_without_end_is_refused(tmp_path):
 
 
 def test_a_model_that_sees_the_answer_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="bert reads the tokens that it should predict"):
+    with pytest.raises(ValueError, match="bert is not causal, so it could read the tokens it must predict"):
         arms.check(find_task("algo:copy"), setting("copy", tmp_path), "bert", "native")
     arms.check(find_task("algo:copy"), setting("copy", tmp_path), "llama", "native")
 
 
 def test_unknown_puzzles():
-    with pytest.raises(ValueError, match=r"algo needs one of its tasks.*there is: copy, reverse, sort"):
+    with pytest.raises(ValueError, match=r"algo needs one of its tasks.*choose one of: copy, reverse, sort"):
         find_task("algo:chess")
 
 

@@ -36,7 +36,7 @@ class Invariance:
     gram: float  # of E Eᵀ
     gram_interval: tuple[float, float]  # 95 %, over positions
     gram_control: Control
-    off_diagonal: float  # of E Eᵀ without its main diagonal, from which noise gets its score
+    off_diagonal: float  # of E Eᵀ without its main diagonal, the only reason why a random table scores high
     off_diagonal_interval: tuple[float, float]
     off_diagonal_control: Control
     cosine: float  # of the cosines between rows

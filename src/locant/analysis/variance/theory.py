@@ -213,7 +213,7 @@ def _feed_forward(rho: Tensor, d: int, layer: FeedForward) -> Tensor:
     """F σ_out² E[g(u_m) g(u_n)] for Gaussian u of covariance dσ_in² ρ, by Hermite polynomials (Mehler's formula).
 
     g(√a z) = Σ α_k He_k(z)/√k! gives E[g(u)g(u')] = Σ α_k α'_k r^k with r the correlation. The rest of the series is
-    added to its last term, so that r = 1 is exact.
+    added to its last term, so r = 1 is exact.
     """
     nodes, weights = _gauss_hermite(96)
     size = rho.diagonal()

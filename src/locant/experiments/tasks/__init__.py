@@ -30,12 +30,12 @@ def find_task(name: str) -> Task:
     if kind not in TASKS:
         near = difflib.get_close_matches(kind, TASKS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown task {name!r}{hint}; there is: {', '.join(task_names())}")
+        raise ValueError(f"unknown task {name!r}{hint}; choose one of: {', '.join(task_names())}")
     if kind in DETAILED:
         known = {each.lower(): each for each in DETAILED[kind]}
         if detail.lower() not in known:
-            raise ValueError(f"{kind} needs one of its tasks, as {kind}:{DETAILED[kind][0]}; got {name!r}, "
-                             f"there is: {', '.join(DETAILED[kind])}")  # fmt: skip
+            raise ValueError(f"{kind} needs one of its tasks, as {kind}:{DETAILED[kind][0]}; got {name!r}; "
+                             f"choose one of: {', '.join(DETAILED[kind])}")  # fmt: skip
         detail = known[detail.lower()]
     elif detail:
         raise ValueError(f"{kind} takes nothing after a colon; got {name!r}")

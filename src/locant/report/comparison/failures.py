@@ -16,8 +16,8 @@ def failures_section(found: list[RunResult]) -> Section:
         [each.run.scheme, each.run.seed, each.reason, each.step, f"runs/{each.run.name}/log.txt"] for each in failed
     ]
     note = (
-        "Normally there are none. A run that diverged would diverge again and is not repeated; the same command tries "
-        "runs again that failed for other reasons."
+        "Normally there are none. If you repeat the command, it retries failed runs, except those that diverged: they "
+        "would diverge again."
     )
     grid = Grid("Runs that failed", note, ("scheme", "seed", "reason", "last step logged", "more in"), cells)
     return Section("Failed runs", "They count in no score above.", (grid,))

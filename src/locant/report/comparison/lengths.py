@@ -30,7 +30,7 @@ def lengths_section(comparison: Comparison, task: Task, found: list[RunResult], 
     figures += _by_position(task, trained, done, seeds_note(comparison, found))
     if not longer:
         return Section("By position", "The score by the position in the input.", tuple(figures))
-    intro = f"Trained at {trained:,} tokens: the scores on longer inputs, which no scheme has seen."
+    intro = f"Trained at {trained:,} tokens: the scores on inputs longer than any training input."
     return Section("Longer inputs", intro, tuple(figures))
 
 
@@ -62,8 +62,8 @@ def _by_length(task: Task, trained: int, done: Runs) -> list[Figure]:
             changes,
             f"Each model minus itself at the trained length; {seeds}. Differences between seeds cancel, so the bars "
             f"are shorter than above. {'Above' if task.higher_is_better else 'Below'} 0, longer inputs help. A scheme "
-            "that extrapolates stays near 0 or on the good side of it; one that does not has left 0 after one or two "
-            "doublings.",
+            "that extrapolates stays near 0 or on the good side of it; otherwise the line departs from 0 within one or "
+            "two doublings.",
         ),
     ):
         drawn = lines((scheme, at, average(runs, interval=True)) for at, (scheme, runs) in enumerate(values.items()))

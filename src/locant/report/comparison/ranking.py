@@ -73,8 +73,8 @@ def _differences(comparison: Comparison, task: Task, compared: tuple[Interval, .
     if any(row.low is not None for row in compared):
         note += (
             ", the bar the 95 % interval of the mean (Student's t). A bar that contains 0 shows no difference; with "
-            "two or three seeds bars are long. Each bar is a test of its own: of twenty schemes without any "
-            "difference, one bar is expected to miss 0."
+            "two or three seeds bars are long. Each bar is a test of its own: among twenty schemes without any "
+            "difference, expect one bar not to contain 0, by chance."
         )
     else:
         note += ". With one seed there is no interval: another seed may well reverse the order."

@@ -40,9 +40,9 @@ def training_section(comparison: Comparison, found: list[RunResult]) -> Section:
         figures.append(
             Lines(
                 f"Training loss minus that of {comparison.schemes[0]}",
-                "The same, batch by batch: at every step all schemes see the same sequences, so the difficulty of a "
-                "batch cancels. Below 0 a scheme is ahead. An early lead that disappears means that the scheme only "
-                "learns faster; a gap that stays or grows would also remain in a longer training.",
+                "The same, batch by batch: at every step all schemes are trained on the same sequences, so the "
+                "difficulty of a batch cancels. Below 0 a scheme is ahead. An early lead that disappears means "
+                "that the scheme only learns faster; a gap that stays or grows would also remain in a longer training.",
                 "step",
                 "difference in training loss",
                 gaps,

@@ -26,7 +26,7 @@ def probes_section(found: Inspection) -> Section:
         list(range(rows[0].by_position.shape[0])),
         [numbers(row.by_position) for row in rows],
     )
-    intro = "How well a small network reads a token's position off its hidden state."
+    intro = "How well a small network can predict a token's position from its hidden state."
     return Section("Probes", intro, (_by_layer(rows, found.twin), by_position, _table(rows, found.twin)))
 
 
@@ -60,7 +60,10 @@ def _by_layer(rows: list[Probed], twin: list[Probed]) -> Lines:
         "last layers."
     )
     if twin:
-        note += " The twin is the same model with a mask that hides nothing, so it cannot count the tokens before it."
+        note += (
+            " The dashed line called twin is the same model with a mask that hides nothing, so it cannot count the "
+            "tokens before it."
+        )
     return Lines("Error of the probe, layer by layer", note, "layer", "error in tokens", tuple(series))
 
 

@@ -70,8 +70,8 @@ def _kernels(kernels: list[tuple[str, Kernels]]) -> Small:
     if _inside_a_logarithm(kernels):
         note += "The later version of TISA sums steps inside a logarithm; the sum shown here is the one inside. "
     note += (
-        "Kernels on top of each other do the work of one kernel; a kernel without height is not used. A narrow kernel "
-        "near 0 singles out neighbours, a wide one sets a range."
+        "Kernels with the same centre and width act as one; a kernel without height is not used. A narrow kernel near "
+        "0 singles out neighbours, a wide one sets a range."
     )
     return Small("Kernels", note, tuple(panels), 6)
 
