@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from locant.version import __version__
+from locant.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from locant import attention as attention
@@ -29,7 +29,6 @@ __all__ = [
     "Scheme",
     "Sum",
     "Terms",
-    "__version__",
     "adapt",
     "attend",
     "fit",

@@ -111,8 +111,8 @@ def _tables(subject: Subject) -> None:
         scheme = copy.deepcopy(subject.scheme).to(dtype)
         q = subject.q.to(dtype)
         request = prepare(q, subject.k.to(dtype), subject.v.to(dtype), scheme)  # checks shapes, heads and dtypes
-        turned_q, turned_k = scheme.rotate(request.q, request.k, request.q_pos, request.k_pos)
-        _require((turned_q.shape, turned_k.shape) == (request.q.shape, request.k.shape), "rotate changes the shape")
+        rotated_q, rotated_k = scheme.rotate(request.q, request.k, request.q_pos, request.k_pos)
+        _require((rotated_q.shape, rotated_k.shape) == (request.q.shape, request.k.shape), "rotate changes the shape")
         pos = torch.arange(subject.length)
         embedded = scheme.embed(pos)
         if embedded is not None:

@@ -93,6 +93,8 @@ def test_help_lists_the_commands_and_the_options_with_their_defaults():
         (["--verison"], "unknown option --verison (did you mean '--version'?); see locant --help"),
         (["check", "tisa", "--widht=3"], "unknown option --widht (did you mean '--width'?); see locant check --help"),
         (["check", "tisa", "--head", "4"], "unknown option --head (did you mean '--heads'?)"),
+        (["compare", "clm", "--sch", "nope", "-o", "x"], "unknown option --sch (did you mean '--schemes'?)"),
+        (["schemes", "--len", "64"], "unknown option --len (did you mean '--length'?)"),
         (["check", "tisa", "rope"], "unexpected argument 'rope'"),
         (["check"], "the following arguments are required: SPEC"),
         (["check", "tisa", "--heads", "0"], "--heads: expected a whole number ≥ 1, got 0"),

@@ -17,6 +17,7 @@ from locant.hf import interface
 from locant.hf.call import AttentionCall
 from locant.hf.listening import observers, observing
 from locant.hf.seam import through_seam
+from locant.hf.swapping import native_as_schemes
 from locant.schemes import Nope
 from tests.hf_models import CONFIGS, DECODERS, GROUPED, KEPT, inputs, make, output
 
@@ -449,3 +450,27 @@ def test_gradients_are_those_of_the_model(spec):
         during = gradients()
     assert all(torch.equal(a, b) for a, b in zip(before, during, strict=True))
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "t5"])
+def test_a_swap_inside_the_seam_leaves_nothing_behind(kind):
+    """Attention by distance swaps a model for a moment; the block around it goes on, and ends as it began."""
+    model = make(kind)
+    implementation = model.config._attn_implementation
+    given = inputs(kind)
+    expected = output(model, **given)
+    seen = []
+    with through_seam(model):
+        with native_as_schemes(model):
+            torch.testing.assert_close(output(model, **given), expected)
+        with observing(before=lambda call: seen.append(call.module)):
+            assert torch.equal(output(model, **given), expected)
+    assert len(set(seen)) >= 2
+    assert model.config._attn_implementation == model.base_model.config._attn_implementation == implementation
+    with through_seam(model):
+        locant.swap(model, "alibi")
+    swapped = output(model, **given)
+    assert not torch.allclose(swapped, expected)
+    locant.swap(model, "native")
+    assert model.config._attn_implementation == implementation
+    assert torch.equal(output(model, **given), expected)

@@ -27,7 +27,7 @@ CHUNK = 2**24
 def attend(request: Request) -> tuple[Tensor, Tensor | None]:
     """The output [B, H, Lq, Dv], and the weights [B, H, Lq, Lk] if the request needs them; in the dtype of q."""
     q, k, v = in_full(request)
-    turned = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
+    rotated = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
     slices = list(_slices(request))
     recompute = len(slices) > 1 and torch.is_grad_enabled()
     if recompute:
@@ -35,14 +35,14 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
         # must find the same inputs: masks and positions are copied here, and a change of any other raises an error.
         mask = None if request.mask is None else request.mask.clone()
         request = replace(request, mask=mask, positions=(request.q_pos.clone(), request.k_pos.clone()))
-        tensors = [q, k, v, *turned, *request.terms.tables().values(), *request.scheme.parameters()]
+        tensors = [q, k, v, *rotated, *request.terms.tables().values(), *request.scheme.parameters()]
         versions = [(tensor, tensor._version) for tensor in tensors]
     outs, weights = [], []
     for rows in slices:
         if recompute:
-            out, weight = checkpoint(_attend_unchanged, versions, request, rows, q, k, v, *turned, use_reentrant=False)
+            out, weight = checkpoint(_attend_unchanged, versions, request, rows, q, k, v, *rotated, use_reentrant=False)
         else:
-            out, weight = _attend_rows(request, rows, q, k, v, *turned)
+            out, weight = _attend_rows(request, rows, q, k, v, *rotated)
         outs.append(out)
         if request.need_weights:
             weights.append(weight)
@@ -61,8 +61,8 @@ def _attend_unchanged(versions: list[tuple[Tensor, int]], *args: Any) -> tuple[T
 def logits(request: Request) -> Tensor:
     """The logits [B, H, Lq, Lk] of a request, before masking."""
     q, k, _ = in_full(request)
-    turned = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
-    return _logits(request, slice(None), q, k, *turned)
+    rotated = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
+    return _logits(request, slice(None), q, k, *rotated)
 
 
 def in_full(request: Request) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,9 +73,9 @@ def in_full(request: Request) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _attend_rows(
-    request: Request, rows: slice, q: Tensor, k: Tensor, v: Tensor, turned_q: Tensor, turned_k: Tensor
+    request: Request, rows: slice, q: Tensor, k: Tensor, v: Tensor, rotated_q: Tensor, rotated_k: Tensor
 ) -> tuple[Tensor, Tensor]:
-    logit = _logits(request, rows, q, k, turned_q, turned_k)
+    logit = _logits(request, rows, q, k, rotated_q, rotated_k)
     visible = request.visible(rows)
     if visible is not None:
         logit = logit.masked_fill(~visible, -torch.inf)
@@ -96,16 +96,16 @@ def _attend_rows(
     return out.masked_fill(nothing, 0.0), weight
 
 
-def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Tensor) -> Tensor:
-    content, gain = turned_q[:, :, rows], request.terms.gain
+def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, rotated_q: Tensor, rotated_k: Tensor) -> Tensor:
+    content, gain = rotated_q[:, :, rows], request.terms.gain
     if gain is None:
-        product = content @ turned_k.mT
+        product = content @ rotated_k.mT
     else:
         by_pair = _by_pair(request, gain.to(content.dtype), rows, content)
         if gain.ndim == 2:
-            product = (content @ turned_k.mT) * by_pair
+            product = (content @ rotated_k.mT) * by_pair
         else:
-            product = torch.einsum("bhid,bhjd,bhijd->bhij", content, turned_k, by_pair)
+            product = torch.einsum("bhid,bhjd,bhijd->bhij", content, rotated_k, by_pair)
     added = added_logits(request, rows, q, k)
     return request.scale * product if added is None else request.scale * product + added
 

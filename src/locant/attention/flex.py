@@ -35,7 +35,7 @@ def bucket(length: int) -> int:
 
 def attend(request: Request) -> tuple[Tensor, None]:
     """The output [B, H, Lq, Dv] in the dtype of q, and None: FlexAttention returns no weights."""
-    q, k = request.turned()
+    q, k = request.rotated()
     v = request.v.to(q.dtype)
     lq, lk = q.shape[2], k.shape[2]
     more_q, more_k = bucket(lq) - lq, bucket(lk) - lk

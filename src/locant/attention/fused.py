@@ -74,7 +74,7 @@ NO_GRADIENTS = Call(*(None for _ in Call._fields))  # type: ignore[arg-type]
 
 def make_call(request: Request) -> Call:
     """The call that computes a request."""
-    q, k = request.turned()
+    q, k = request.rotated()
     v, raw_q, raw_k = request.v, None, None
     tables = {name: getattr(request.terms, name) for name in TABLES}
     if q is not request.q or k is not request.k:

@@ -63,7 +63,7 @@ class Request:
             return self.k_pos[:, self.k.shape[2] - self.q.shape[2] :]
         return self.positions[0]
 
-    def turned(self) -> tuple[Tensor, Tensor]:
+    def rotated(self) -> tuple[Tensor, Tensor]:
         """Queries and keys of the content product: rotated by the scheme, if it rotates."""
         if not self.scheme.rotates:
             return self.q, self.k

@@ -28,7 +28,7 @@ ROWS = 2**22
 
 def attend(request: Request) -> tuple[Tensor, None]:
     """The output [B, H, Lq, Dv] in the dtype of q, and None: the kernel returns no weights."""
-    q, k = request.turned()
+    q, k = request.rotated()
     v = request.v.to(q.dtype)  # rotate may widen
     band, spans = _band(request), _spans(request)
     if band is not None and spans is not None:

@@ -139,7 +139,8 @@ def _size(parser: Parser, *, heads: int, width: int) -> None:
 
 
 def _check_size(given: Mapping[str, Any]) -> None:
-    if given["width"] % given["heads"]:
+    # `locant schemes NAME` describes one scheme; it builds none.
+    if given.get("name") is None and given["width"] % given["heads"]:
         raise ValueError(f"--width must be a multiple of --heads; got {given['width']} and {given['heads']}")
 
 

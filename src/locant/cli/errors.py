@@ -22,5 +22,7 @@ def plain_errors() -> Iterator[None]:
 
 def print_error(message: str) -> None:
     """Prints `error:` and the message to stderr. It does without rich, whose import takes longer than all the rest."""
+    if sys.stderr is None:  # closed by the caller
+        return
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     print("\033[31merror:\033[0m" if coloured else "error:", message, file=sys.stderr)

@@ -15,7 +15,7 @@ from locant.analysis import inspection
 from locant.analysis.text import default_text, usable
 from locant.cli.terminal import console
 from locant.hf import load, memory, native, swapping
-from locant.hf.plan import ANY_LENGTH
+from locant.hf.plan import ANY_LENGTH, plan_of
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
 from locant.report.side_by_side import side_by_side
@@ -120,7 +120,7 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
     loaded.save_pretrained(out)
     _save_tokenizer(model, loaded, out)
-    plan: Any = loaded.locant_plan
+    plan: Any = plan_of(loaded)
     layers = sum(len(stack.attentions) for stack in plan.stacks)
     table = Table(title=f"{type(loaded).__name__}, {layers} attention modules")
     for column in ("", "before", "after"):

@@ -44,12 +44,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> dict[str, Any]:
         """Returns the values by name. Prints an error in one line and exits with code 2 if a word is wrong."""
+        self._reject_unknown_options(words)
         found, rest = self.parse_known_intermixed_args(words)  # options may stand between arguments
         for word in rest:
             if not word.startswith("-"):
                 self.error(f"unexpected argument {word!r}")
-            name = word.partition("=")[0]
-            self.error(f"unknown option {name}{notation.did_you_mean(name, self.known)}")
+            self._unknown_option(word)
         values = vars(found)
         try:
             for check in self.checks:
@@ -57,6 +57,18 @@ class Parser(argparse.ArgumentParser):
         except ValueError as problem:
             self.error(str(problem))
         return values
+
+    def _reject_unknown_options(self, words: Sequence[str]) -> None:
+        """Names a mistyped option before argparse complains of what is then missing or left over."""
+        for word in words:
+            if word == "--":
+                return
+            if word.startswith("--") and word.partition("=")[0] not in self.known:
+                self._unknown_option(word)
+
+    def _unknown_option(self, word: str) -> NoReturn:
+        name = word.partition("=")[0]
+        self.error(f"unknown option {name}{notation.did_you_mean(name, self.known)}")
 
     def error(self, message: str) -> NoReturn:
         """Prints what is wrong and how to see the options, and exits with code 2."""

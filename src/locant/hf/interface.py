@@ -47,6 +47,12 @@ def is_ours(implementation: str | None) -> bool:
     return implementation is not None and implementation.partition(":")[0] == NAME
 
 
+def original(implementation: str | None) -> str | None:
+    """Returns the name of the implementation that `observed` was given; other names as they are."""
+    ours, _, name = (implementation or "").partition(":")
+    return name if ours == NAME and name else implementation
+
+
 def observed(implementation: str) -> str:
     """Returns the name of an attention implementation that computes what another one does, with observers."""
     if is_ours(implementation):

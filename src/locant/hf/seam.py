@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from locant.hf import interface
 from locant.hf.families import Family, family_of
+from locant.hf.plan import plan_of
 
 
 def configs(model: PreTrainedModel) -> list[Any]:
@@ -22,7 +23,7 @@ def use_attention(model: PreTrainedModel, family: Family, implementation: str) -
     if family.seam is None:
         model.set_attn_implementation(implementation)
         return
-    (family.seam.open if implementation == interface.NAME else family.seam.close)(model.base_model)
+    (family.seam.open if interface.is_ours(implementation) else family.seam.close)(model.base_model)
     for config in configs(model):  # transformers would refuse: it does not know that this family has a seam
         config._attn_implementation_internal = implementation
 
@@ -46,10 +47,21 @@ def through_seam(model: PreTrainedModel) -> Iterator[None]:
                 config._attn_implementation_internal = interface.observed(implementation or "eager")
         yield
     finally:
-        if family.seam is not None:
-            family.seam.close(base)
         for config, implementation in before:
             config._attn_implementation_internal = implementation
+        _leave(model, family)
+
+
+def _leave(model: PreTrainedModel, family: Family) -> None:
+    """Ends a block in which the model may have been swapped: a swap gives a model copies of its configs."""
+    plan = plan_of(model)
+    if plan is not None:
+        plan.before["implementation"] = interface.original(plan.before["implementation"])
+        return
+    if family.seam is not None:
+        family.seam.close(model.base_model)
+    for config in _every_config(model):
+        config._attn_implementation_internal = interface.original(config._attn_implementation)
 
 
 def _every_config(model: PreTrainedModel) -> list[Any]:
