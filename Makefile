@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 C_FILES := src/locant/attention/fused.c tests/attention/fused_fuzz.c
 
-.PHONY: demo test lint types format clean
+.PHONY: demo test lint types format clean fuzz mutants mutants-all kill sanitize
 
 demo: $(VENV)/ready
 	$(BIN)/locant compare clm --schemes learned,nope,tisa,alibi,rope --seeds 2 --budget 40s -o demo/compare
@@ -20,6 +20,23 @@ lint: $(VENV)/ready
 
 types: $(VENV)/ready
 	$(BIN)/mypy
+
+# Longer checks; docs/reliability.md describes them and has their results.
+CASES ?= 100000
+fuzz: $(VENV)/ready
+	$(BIN)/python -m reliability.fuzz --cases $(CASES)
+
+mutants: $(VENV)/ready
+	$(BIN)/python -m reliability.mutants --changed
+
+mutants-all: $(VENV)/ready
+	$(BIN)/python -m reliability.mutants --all
+
+kill: $(VENV)/ready
+	$(BIN)/python -m reliability.kill
+
+sanitize: $(VENV)/ready
+	$(BIN)/python -m reliability.sanitize
 
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,1 @@
+"""Long-running checks: random calls, mutations, kills, sanitizers. docs/reliability.md has their results."""
