@@ -18,6 +18,9 @@ from typing import NamedTuple
 
 from locant import schemes
 
+LONGEST = 10_000
+"""Characters of the longest spec for one layer."""
+
 
 class Part(NamedTuple):
     """One scheme of a sum."""
@@ -30,6 +33,8 @@ def parse(spec: str) -> list[Part]:
     """Returns the parts of a spec for one layer: one scheme, or the terms of a sum."""
     if not isinstance(spec, str):
         raise TypeError(f"a spec is a string such as 'tisa:kernels=5', got {type(spec).__name__}: {spec!r}")
+    if len(spec) > LONGEST:
+        raise ValueError(f"the spec has {len(spec):,} characters, more than {LONGEST:,}; it begins with {spec[:40]!r}")
     if "/" in spec:
         raise ValueError(f"{spec!r} names a scheme per layer; use locant.per_layer({spec!r}, n_layers=…)")
     if not spec.strip():
