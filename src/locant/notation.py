@@ -53,7 +53,7 @@ def split(text: str) -> list[str]:
     found: list[str] = []
     for piece in (piece.strip() for piece in text.split(",")):
         if not piece:
-            raise ValueError(f"{text!r} has an empty place between two commas; write one scheme between two commas")
+            raise ValueError(f"{text[:80]!r} has an empty place between two commas; write a scheme there")
         if found and re.match(r"[a-z_0-9]+\s*=", piece):
             found[-1] += f",{piece}"
         else:

@@ -116,8 +116,8 @@ def _check_size(name: str, cls: type[Scheme], given: Mapping[str, Any]) -> None:
     try:
         with torch.device("meta"):
             built = cls(**given)
-    except RuntimeError as problem:  # more numbers than 64 bits can count
-        raise ValueError(f"{name} with {_spell(given)} is too large: {problem}") from None
+    except (RuntimeError, TypeError, OverflowError):  # torch counts with 64 bits
+        raise ValueError(f"{name} with {_spell(given)} has more numbers than torch can count") from None
     count = sum(x.numel() for x in (*built.parameters(), *built.buffers()))
     if count > LARGEST:
         raise ValueError(f"{name} with {_spell(given)} would have {count:,} numbers; at most {LARGEST:,} are allowed")

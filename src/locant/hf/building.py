@@ -6,6 +6,7 @@ transformers builds a model on the meta device, where it takes no memory, and th
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,6 +72,8 @@ def in_words(name: str | Path) -> Iterator[None]:
         if str(name) in str(problem):
             raise
         raise ValueError(f"{name}: {problem}") from None
+    except pickle.UnpicklingError:
+        raise ValueError(f"{name}: its weights are a pickle that holds more than tensors, or is damaged") from None
     except Exception as problem:
         raise ValueError(
             f"{name} cannot be opened: {type(problem).__name__}: {problem}. Its {CONFIG} and its weights must be those "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,26 @@ def register() -> None:
 
 def _opener(auto: Any) -> Any:
     def from_pretrained(path: str, *args: Any, config: Any = None, **kwargs: Any) -> PreTrainedModel:
-        # AutoConfig took the arguments it knows (num_labels, …) out of kwargs: they belong to the model's own config.
-        ours = {"model_type", "architectures", "transformers_version", "locant_version", "locant", "dtype", *SIZES}
-        taken = {} if config is None else {k: v for k, v in config.to_diff_dict().items() if k not in ours}
-        return load(path, auto, **{**taken, **kwargs})
+        return load(path, auto, **{**_taken(path, config), **kwargs})
 
     return staticmethod(from_pretrained)
+
+
+def _taken(path: str, config: Any) -> dict[str, Any]:
+    """The arguments that AutoConfig took out of the caller's (num_labels, …): they belong to the model's own config.
+
+    They are in `config` among the entries of config.json. Those entries are not arguments: a folder must not choose how
+    it is opened.
+    """
+    if config is None:
+        return {}
+    written, plain = checkpoint.config_of(path), LocantConfig()
+    ours = {"model_type", "architectures", "transformers_version", "locant_version", "locant", "dtype", *SIZES}
+    return {
+        name: value
+        for name, value in config.to_diff_dict().items()
+        if name not in ours and hasattr(plain, name) and (name not in written or value != written[name])
+    }
 
 
 def load(path: str | Path, auto: Any = None, *, layers: int | None = None, **kwargs: Any) -> PreTrainedModel:
@@ -113,6 +127,8 @@ def _load_swapped(
         plan = Plan.from_config(planned)
         check_fits(plan, model)
         attach(model, plan, save_pretrained)
+        if weights is not None:
+            _check_schemes(path, model, weights)
 
     kwargs.pop("attn_implementation", None)
     with _quiet() if layers is not None else nullcontext():
@@ -122,6 +138,33 @@ def _load_swapped(
     _check_weights(path, model, info, whole=auto is None, cut=layers is not None)
     plan.native_is_lost = any(replaced.original is not None for replaced in plan.replaced)
     return model
+
+
+def _check_schemes(path: str | Path, model: PreTrainedModel, weights: Weights) -> None:
+    """Raises ValueError if a table in the weights has a shape or dtype that no scheme of the model has.
+
+    Tables are compared by the end of their names, from the scheme on: transformers renames the rest of some models.
+    """
+    shapes: dict[str, list[list[int]]] = {}
+    for key, value in model.state_dict().items():
+        if found := SCHEME.search(key):
+            shapes.setdefault(key[found.start() :].lstrip("."), []).append(list(value.shape))
+    wrong = []
+    for key, entry in weights.tensors.items():
+        found = SCHEME.search(key)
+        expected = shapes.get(key[found.start() :].lstrip(".")) if found else None
+        if expected is not None and (list(entry.shape) not in expected or "F" not in entry.dtype):
+            wrong.append(f"{key} {list(entry.shape)} in {entry.dtype}, expected {expected[0]} in floating point")
+    _refuse(path, {"mismatched_keys": wrong})
+
+
+def _refuse(path: str | Path, wrong: Mapping[str, Collection[str]]) -> None:
+    """Raises ValueError if there is something wrong. `wrong` has the names of weights by what is wrong with them."""
+    for what, keys in wrong.items():
+        if keys:
+            raise ValueError(
+                f"{path}: the weights do not fit the schemes of its config; {what}: {', '.join(sorted(keys)[:4])}"
+            )
 
 
 def _check_weights(path: str | Path, model: PreTrainedModel, info: dict[str, Any], *, whole: bool, cut: bool) -> None:
@@ -140,16 +183,13 @@ def _check_weights(path: str | Path, model: PreTrainedModel, info: dict[str, Any
         {str(key) for key in info.get(what, ())} for what in ("missing_keys", "unexpected_keys", "mismatched_keys")
     )
     filled = {part(key) for key in model.state_dict().keys() - missing}
+    below = {name for name, _ in model.base_model.named_children()}
     wrong = {
-        "missing_keys": [key for key in missing if SCHEME.search(key) or part(key) in filled],
+        "missing_keys": [key for key in missing if SCHEME.search(key) or part(key) in filled & below],
         "unexpected_keys": [key for key in unexpected if not cut and (whole or SCHEME.search(key))],
         "mismatched_keys": list(mismatched),
     }
-    for what, keys in wrong.items():
-        if keys:
-            raise ValueError(
-                f"{path}: the weights do not fit the schemes of its config; {what}: {', '.join(sorted(keys)[:4])}"
-            )
+    _refuse(path, wrong)
 
 
 LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")

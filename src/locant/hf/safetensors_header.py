@@ -61,9 +61,8 @@ def read_header(path: Path) -> dict[str, Entry]:
             raise ValueError(f"{path}: {_short(name)} begins at byte {entry.start:,} of the tensors, expected {at:,}")
         at += entry.size
     if at != size - 8 - length:
-        raise ValueError(
-            f"{path} is truncated or has been changed: its tensors have {at:,} bytes, got {size - 8 - length:,}"
-        )
+        got = size - 8 - length
+        raise ValueError(f"{path} is incomplete or damaged: its header has {at:,} bytes of tensors, the file {got:,}")
     return found
 
 

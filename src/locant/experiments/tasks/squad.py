@@ -306,8 +306,8 @@ def _questions(path: Path, articles: list[Any]) -> list[Question]:
         for paragraph in chain.from_iterable(article["paragraphs"] for article in articles):
             for each in paragraph["qas"]:
                 answers = tuple((str(answer["text"]), int(answer["answer_start"])) for answer in each["answers"])
-                found.append(Question(str(each["id"]), each["question"], paragraph["context"], answers))
-    except (KeyError, TypeError, ValueError) as problem:
+                found.append(Question(str(each["id"]), str(each["question"]), str(paragraph["context"]), answers))
+    except (KeyError, TypeError, ValueError, OverflowError) as problem:
         after = f"after question {found[-1].id}" if found else "at the first question"
         raise ValueError(f"{path} is not in the format of SQuAD v1.1: {problem!r} {after}") from None
     return _checked(found, str(path))
