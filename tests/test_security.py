@@ -72,6 +72,7 @@ assert asked, "this test does not see the network"
 """
 
 
+@pytest.mark.slow
 def test_no_network_unless_a_hub_name_is_given(tmp_path):
     """Imports every module and uses local folders with sockets that refuse; a hub name shows that they would."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
