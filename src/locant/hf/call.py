@@ -71,7 +71,7 @@ class AttentionCall:
         """
         if self.scheme is None:
             return True
-        packed = self.positions is not None and self.positions.q is not None and self.is_causal and self.mask is None
+        packed = self._known_positions().q is not None and self.is_causal and self.mask is None
         return self.scheme.silent and not packed
 
     def arguments(self) -> dict[str, Any]:
@@ -101,13 +101,17 @@ class AttentionCall:
         """Returns what `attend` is about to compute. Only for calls with a scheme."""
         return prepare(**self.arguments())
 
-    def _positions(self, lq: int, lk: int) -> tuple[Tensor | None, Tensor | None]:
-        """q_pos and k_pos for `attend`; None where its own default is right."""
+    def _known_positions(self) -> Positions:
+        """The positions of a call with a scheme. NoPE needs them too: the stack may add them to its tokens."""
         if self.positions is None:
             raise RuntimeError(
                 f"{type(self.module).__name__} received no positions; call it through the swapped model it belongs to"
             )
-        q, k, past, _ = self.positions
+        return self.positions
+
+    def _positions(self, lq: int, lk: int) -> tuple[Tensor | None, Tensor | None]:
+        """q_pos and k_pos for `attend`; None where its own default is right."""
+        q, k, past, _ = self._known_positions()
         device, factor = self.query.device, self.position_factor
         if past == UNKNOWN and k is not None:
             k = k + torch.arange(lk, device=device)

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
-from types import MethodType
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from transformers import Cache
 
 from locant.hf.call import UNKNOWN, Positions
 from locant.hf.interface import ARGUMENT, EMBED, NAME
+from locant.hf.methods import replace_method
 
 FOLLOW = "locant_follow"
 """Attribute of a stack whose forward passes positions on."""
@@ -36,15 +35,9 @@ def follow(stack: nn.Module, *, count: Count, shift: int) -> None:
     `shift` is the number that the caller's position_ids start at (2 for RoBERTa). The stack gets a `forward` of its own
     rather than a hook: some callers (sentence-transformers) call `forward` directly, and hooks do not run there.
     """
-    names = tuple(inspect.signature(stack.forward).parameters)
+    names = tuple(inspect.signature(type(stack).forward).parameters)[1:]  # without self
     stack.__dict__[FOLLOW] = (names, count, shift, stack.__dict__.get("forward"))
-
-    # It receives the module as `self` and holds no reference of its own, so that a model can be deep-copied.
-    @wraps(type(stack).forward)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _run(self, args, kwargs)
-
-    stack.__dict__["forward"] = MethodType(forward, stack)
+    replace_method(stack, "forward", _forward)
 
 
 def unfollow(stack: nn.Module) -> None:
@@ -56,7 +49,7 @@ def unfollow(stack: nn.Module) -> None:
             stack.__dict__["forward"] = before
 
 
-def _run(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
     names, count, shift, before = stack.__dict__[FOLLOW]
     config: Any = stack.config
     if config._attn_implementation != NAME:
@@ -89,7 +82,7 @@ def _remember(cache: Any, positions: Tensor) -> None:
     cache.locant_positions = positions
     if positions.shape[0] > 1:  # reordering the rows of the cache must reorder these too
         for name, change in (("reorder_cache", _reorder), ("batch_select_indices", _select)):
-            cache.__dict__[name] = MethodType(change, cache)
+            replace_method(cache, name, change)
 
 
 def _reorder(cache: Any, rows: Tensor) -> None:

@@ -8,13 +8,13 @@ positions by a module that adds nothing, or by the embedding of a scheme; and `r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from locant.hf.interface import EMBED
+from locant.hf.methods import replace_method
 from locant.schemes import T5, Learned, Rope, Scheme
 
 
@@ -146,7 +146,7 @@ class TableAndBias(TableAfterPadding):
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
         encoder = stack.get_submodule("encoder")
         # MPNet computes its bias once for all layers, [1, H, L, L]. The schemes hold it now, so it is not computed.
-        encoder.__dict__["compute_position_bias"] = MethodType(_no_bias, encoder)
+        replace_method(encoder, "compute_position_bias", _no_bias)
         bias = Replaced(encoder, "compute_position_bias", None)
         return [*super().silence(stack, embed, keep), _unbias(stack, self.bias), bias]
 
