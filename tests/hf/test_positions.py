@@ -76,6 +76,33 @@ def test_a_right_padded_prompt_then_more(numbered, cache):
     agree(run)
 
 
+@pytest.mark.parametrize("spec", ["learned:length=40", "tisa", "rope"])
+def test_compiled_steps_after_a_right_padded_prompt(spec):
+    """In compiled code with a static cache, as in a batch that is not compiled and as one row at a time."""
+    model = spread(locant.swap(make("llama", AutoModelForCausalLM, num_hidden_layers=1), spec))
+    ids, steps, lengths = torch.stack([IDS[0], IDS[0].flip(0)]), torch.tensor([[7, 8], [9, 5]]), torch.tensor([3, 5])
+    mask = (torch.arange(5) < lengths[:, None]).long()
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+
+    def run(step, cache):
+        model(ids[:, :5].where(mask.bool(), 1), attention_mask=mask, position_ids=torch.arange(5).expand(2, 5),
+              past_key_values=cache, use_cache=True)  # fmt: skip
+        found = []
+        for t in range(2):
+            shown = torch.cat([mask, torch.ones(2, t + 1, dtype=torch.long)], dim=1)
+            where = {"attention_mask": shown, "position_ids": (lengths + t)[:, None]}
+            found.append(step(input_ids=steps[:, t : t + 1], past_key_values=cache, **where).logits)
+        return torch.cat(found, dim=1)
+
+    with torch.no_grad():
+        found = run(compiled, StaticCache(config=model.config, max_cache_len=9))
+        torch.testing.assert_close(found, run(model, DynamicCache()), **EXACT)
+    for row, length in enumerate(lengths):
+        alone = output(model, input_ids=torch.cat([ids[row, :length], steps[row]])[None])
+        torch.testing.assert_close(found[row], alone[0, length:], **EXACT)
+
+
 def test_in_chunks_and_far_away():
     def run(model):
         first = model(IDS[:, :5], use_cache=True)

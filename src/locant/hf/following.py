@@ -4,8 +4,8 @@
 `interface.attention` as a keyword argument. As an argument, and not as state of the model, they are still right when
 gradient checkpointing runs a layer again, or when a second batch starts before the first one's backward pass.
 
-The positions of cached keys are stored on the cache object: after a right-padded prompt the position of the next token
-is not that of the last key plus one. Without position_ids they are 0, 1, 2, … and nothing is stored.
+`cached` stores the positions of cached keys. Without position_ids they are 0, 1, 2, … and only a static cache stores
+them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 
-from locant.hf.call import UNKNOWN, Positions
+from locant.hf.cached import STORED, is_static, remember, with_cached
+from locant.hf.call import Positions
 from locant.hf.interface import ARGUMENT, EMBED, NAME
 from locant.hf.methods import replace_method
 
@@ -70,29 +70,11 @@ def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given["inputs_embeds"], given["input_ids"] = tokens + added.to(tokens.dtype), None
     _grow_buffers(stack, given, positions, shift)
     output = before(**given) if before is not None else type(stack).forward(stack, **given)
-    if positions.k is not None and positions.past != UNKNOWN:
+    if positions.k is not None:
         values = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
         for cache in (given.get("past_key_values"), *values):
-            if isinstance(cache, Cache):
-                _remember(cache, positions.k)  # the next step needs the positions of these keys
+            remember(cache, positions.k)
     return output
-
-
-def _remember(cache: Any, positions: Tensor) -> None:
-    cache.locant_positions = positions
-    if positions.shape[0] > 1:  # reordering the rows of the cache must reorder these too
-        for name, change in (("reorder_cache", _reorder), ("batch_select_indices", _select)):
-            replace_method(cache, name, change)
-
-
-def _reorder(cache: Any, rows: Tensor) -> None:
-    type(cache).reorder_cache(cache, rows)
-    cache.locant_positions = cache.locant_positions.index_select(0, rows.to(cache.locant_positions.device))
-
-
-def _select(cache: Any, rows: Tensor) -> None:
-    type(cache).batch_select_indices(cache, rows)
-    cache.locant_positions = cache.locant_positions[rows]
 
 
 def _positions(stack: nn.Module, given: Mapping[str, Any], count: Count, shift: int) -> Positions:
@@ -100,7 +82,6 @@ def _positions(stack: nn.Module, given: Mapping[str, Any], count: Count, shift: 
     past = 0 if cache is None else cache.get_seq_length()
     if isinstance(past, Tensor) and not torch.compiler.is_compiling():
         past = int(past)
-    stored = getattr(cache, "locant_positions", None)
     ids = given.get("position_ids")
     if ids is not None:
         if ids.ndim > 2:
@@ -112,30 +93,17 @@ def _positions(stack: nn.Module, given: Mapping[str, Any], count: Count, shift: 
     else:
         ids = count(stack, given, past)
         if ids is None:
-            if stored is None and not isinstance(past, Tensor):
+            if getattr(cache, STORED, None) is None and not is_static(cache):
                 return Positions(None, None, past)
-            tokens = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
+            tokens = _tokens(given)
             ids = (torch.arange(tokens.shape[1], device=tokens.device) + past)[None]
-    if isinstance(past, Tensor):  # a static cache in a compiled model: assume that key j is j places after the first
-        return Positions(ids, ids[:, :1] - past, UNKNOWN)
-    if past == 0:
-        return Positions(ids, ids)
-    if stored is None:  # the cached keys had no position_ids: they are 0, 1, 2, …
-        stored = torch.arange(past, device=ids.device)[None]
-    return Positions(ids, _joined(stored, ids, past))
+    return with_cached(cache, ids, past, _tokens(given).shape[0])
 
 
-def _joined(stored: Tensor, ids: Tensor, past: int) -> Tensor:
-    """Positions of the cached keys, then of the new tokens."""
-    before = stored[:, :past]  # assisted decoding may have cropped the cache
-    rows = max(before.shape[0], ids.shape[0])
-    if rows % before.shape[0]:
-        raise RuntimeError(
-            f"the cache holds {before.shape[0]} sequences and the batch has {ids.shape[0]}: "
-            f"cannot match the positions of cached keys to sequences; start with a new cache"
-        )
-    before = before.repeat_interleave(rows // before.shape[0], dim=0)  # beams of one prompt share its positions
-    return torch.cat([before, ids.expand(rows, -1)], dim=-1)
+def _tokens(given: Mapping[str, Any]) -> Tensor:
+    """The input of a stack, [B, L, …]."""
+    found: Tensor = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
+    return found
 
 
 def _grow_buffers(module: nn.Module, given: Mapping[str, Any], positions: Positions, shift: int) -> None:
@@ -144,7 +112,7 @@ def _grow_buffers(module: nn.Module, given: Mapping[str, Any], positions: Positi
     tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
     if embeddings is None or tokens is None:
         return
-    needed = positions.past + tokens.shape[1] + shift
+    needed = shift + (tokens.shape[1] + positions.past if positions.k is None else positions.k.shape[1])
     if positions.q is not None and not torch.compiler.is_compiling():  # positions may lie further apart than tokens
         needed = max(needed, int(positions.q.max()) + shift + 1)
     for name in ("position_ids", "token_type_ids"):
