@@ -45,7 +45,7 @@ def attach(model: PreTrainedModel, plan: Plan, save: Save) -> None:
                 module.add_module(interface.NAME, scheme)
                 owners[id(scheme)] = module
             module.__dict__["locant_impl"] = plan.impl
-        follow(stack, count=family.count, shift=family.shift(stack))
+        follow(stack, count=family.count, shift=family.shift(stack), native_count=stack_plan.native_count)
     if hasattr(config, "max_position_embeddings"):
         plan.before["max_position_embeddings"] = config.max_position_embeddings
     for config in configs(model):

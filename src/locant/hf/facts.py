@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from locant.hf.families import family_of
+from locant.hf.following import FOLLOW, Following
 from locant.hf.mechanisms import Table
 from locant.hf.modes import evaluating
 from locant.hf.plan import plan_of
@@ -41,6 +43,14 @@ def layer_stack(model: PreTrainedModel) -> nn.Module:
 def first_position(model: PreTrainedModel) -> int:
     """Returns the number that position_ids start at: 0, or 2 for RoBERTa. NotImplementedError for unknown families."""
     return family_of(model).shift(layer_stack(model))
+
+
+def takes_position_ids(model: PreTrainedModel) -> bool:
+    """Whether the stack of layers accepts position_ids. T5's does once it is swapped to positions that need them."""
+    stack = layer_stack(model)
+    following: Following | None = stack.__dict__.get(FOLLOW)
+    swapped = following is not None and not following.native_count
+    return swapped or "position_ids" in inspect.signature(type(stack).forward).parameters
 
 
 def limits(model: PreTrainedModel) -> Limits:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,46 +30,61 @@ Count = Callable[[nn.Module, Mapping[str, Any], Any], "Tensor | None"]
 """How a model numbers tokens without position_ids: (stack, arguments, cached tokens) -> ids, or None for 0, 1, 2, …"""
 
 
-def follow(stack: nn.Module, *, count: Count, shift: int) -> None:
+@dataclass(frozen=True)
+class Following:
+    """How a stack numbers its tokens, and what it was before."""
+
+    count: Count
+    shift: int  # the number that the caller's position_ids start at (2 for RoBERTa)
+    native_count: bool  # left padding is counted if the model counts it; otherwise the first token is at 0
+    names: tuple[str, ...]  # of the arguments of its forward
+    before: Any  # a forward that the stack had in place of that of its class
+
+
+def follow(stack: nn.Module, *, count: Count, shift: int, native_count: bool) -> None:
     """Makes a stack (a module that runs layers) pass the positions of its tokens to every attention module in it.
 
-    `shift` is the number that the caller's position_ids start at (2 for RoBERTa). The stack gets a `forward` of its own
-    rather than a hook: some callers (sentence-transformers) call `forward` directly, and hooks do not run there.
+    The arguments are those of `Following`. The stack gets a `forward` of its own rather than a hook: some callers
+    (sentence-transformers) call `forward` directly, and hooks do not run there.
     """
     names = tuple(inspect.signature(type(stack).forward).parameters)[1:]  # without self
-    stack.__dict__[FOLLOW] = (names, count, shift, stack.__dict__.get("forward"))
+    stack.__dict__[FOLLOW] = Following(count, shift, native_count, names, stack.__dict__.get("forward"))
     replace_method(stack, "forward", _forward)
 
 
 def unfollow(stack: nn.Module) -> None:
     """Undoes `follow`."""
     if FOLLOW in stack.__dict__:
-        before = stack.__dict__.pop(FOLLOW)[3]
+        before = stack.__dict__.pop(FOLLOW).before
         del stack.__dict__["forward"]
         if before is not None:
             stack.__dict__["forward"] = before
 
 
 def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    names, count, shift, before = stack.__dict__[FOLLOW]
+    following: Following = stack.__dict__[FOLLOW]
     config: Any = stack.config
     if config._attn_implementation != NAME:
         raise RuntimeError(
             f"the attention of this swapped model was set to {config._attn_implementation!r}, which ignores its "
             f"scheme; call set_attn_implementation({NAME!r}), or swap(model, 'native') first"
         )
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = {**dict(zip(following.names, args, strict=False)), **kwargs}
     wanted = given.get("output_attentions", getattr(stack.config, "output_attentions", False))
-    positions = _positions(stack, given, count, shift)._replace(weights=bool(wanted))
+    positions = _positions(given, _numbered(stack, given, following))._replace(weights=bool(wanted))
     given[ARGUMENT] = positions
     embed = getattr(stack, EMBED, None)
     if embed is not None:  # the model has no place for absolute positions: add them to the token embeddings
         tokens = given.get("inputs_embeds")
         if tokens is None:
             tokens = stack.get_input_embeddings()(given["input_ids"])  # type: ignore[operator]
-        added = embed.embed(positions.of_queries(tokens.shape[1], tokens.device))
-        given["inputs_embeds"], given["input_ids"] = tokens + added.to(tokens.dtype), None
-    _grow_buffers(stack, given, positions, shift)
+        places = given.get("position_ids")
+        places = positions.of_queries(tokens.shape[1], tokens.device) if places is None else places - following.shift
+        given["inputs_embeds"], given["input_ids"] = tokens + embed.embed(places).to(tokens.dtype), None
+    if not following.native_count and "position_ids" not in following.names:  # T5 has no such argument
+        given.pop("position_ids", None)
+    _grow_buffers(stack, given, positions, following.shift)
+    before = following.before
     output = before(**given) if before is not None else type(stack).forward(stack, **given)
     if positions.k is not None:
         values = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
@@ -77,26 +93,54 @@ def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return output
 
 
-def _positions(stack: nn.Module, given: Mapping[str, Any], count: Count, shift: int) -> Positions:
+def _cached(given: Mapping[str, Any]) -> Any:
+    """The number of cached keys; a tensor in compiled code with a static cache."""
     cache = given.get("past_key_values")
     past = 0 if cache is None else cache.get_seq_length()
-    if isinstance(past, Tensor) and not torch.compiler.is_compiling():
-        past = int(past)
-    ids = given.get("position_ids")
-    if ids is not None:
-        if ids.ndim > 2:
-            raise NotImplementedError(
-                f"position_ids of a swapped model must be [batch, length], got {list(ids.shape)}: "
-                f"positions in several dimensions are not supported"
-            )
-        ids = ids.reshape(-1, ids.shape[-1]) - shift
-    else:
-        ids = count(stack, given, past)
-        if ids is None:
-            if getattr(cache, STORED, None) is None and not is_static(cache):
-                return Positions(None, None, past)
-            tokens = _tokens(given)
-            ids = (torch.arange(tokens.shape[1], device=tokens.device) + past)[None]
+    return int(past) if isinstance(past, Tensor) and not torch.compiler.is_compiling() else past
+
+
+def _numbered(stack: nn.Module, given: dict[str, Any], following: Following) -> Tensor | None:
+    """The positions of the tokens, [B or 1, L]; None for those that follow the cached keys.
+
+    If the model would count padding on the left and must not, `given` gets the position_ids that say so.
+    """
+    past = _cached(given)
+    ids: Tensor | None = given.get("position_ids")
+    if ids is None:
+        ids = following.count(stack, given, past)
+        if ids is None and not following.native_count:
+            ids = _from_first_token(given, past)
+            if ids is not None:  # no table has rows below 0
+                given["position_ids"] = ids.clamp(min=0) + following.shift
+        return ids
+    if ids.ndim > 2:
+        raise NotImplementedError(
+            f"position_ids of a swapped model must be [batch, length], got {list(ids.shape)}: "
+            f"positions in several dimensions are not supported"
+        )
+    return ids.reshape(-1, ids.shape[-1]) - following.shift
+
+
+def _from_first_token(given: Mapping[str, Any], past: Any) -> Tensor | None:
+    """The positions in a left-padded batch: 0 for the first token that the mask shows, and less before it."""
+    mask: Tensor | None = given.get("attention_mask")
+    if mask is None or mask.ndim != 2:
+        return None
+    if not torch.compiler.is_compiling() and bool(mask[:, 0].all()):
+        return None  # no padding on the left
+    first = mask.ne(0).int().argmax(-1, keepdim=True)
+    places: Tensor = torch.arange(_tokens(given).shape[1], device=mask.device) + past - first
+    return places
+
+
+def _positions(given: Mapping[str, Any], ids: Tensor | None) -> Positions:
+    cache, past = given.get("past_key_values"), _cached(given)
+    if ids is None:
+        if getattr(cache, STORED, None) is None and not is_static(cache):
+            return Positions(None, None, past)
+        tokens = _tokens(given)
+        ids = (torch.arange(tokens.shape[1], device=tokens.device) + past)[None]
     return with_cached(cache, ids, past, _tokens(given).shape[0])
 
 

@@ -45,6 +45,13 @@ class Read:
     kind: str
     embed: Scheme | None
     layers: list[Scheme] | None  # None: nothing inside attention
+    native_count: bool = True  # they belong to tokens as the model itself numbers them
+
+    @property
+    def shift_invariant(self) -> bool:
+        """Whether it makes no difference at which number the positions begin."""
+        schemes = [self.embed, *(self.layers or [])]
+        return all(scheme is None or scheme.shift_invariant for scheme in schemes)
 
 
 class Mechanism(Protocol):

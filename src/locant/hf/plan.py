@@ -40,6 +40,9 @@ class StackPlan:
     schemes: list[Scheme]  # one per attention; the same object where it is shared
     embed: Scheme | None
     width: int
+    native_count: bool = False
+    """Without position_ids tokens are numbered as the model does, for its own absolute positions. Otherwise the first
+    token is at 0, after any padding on the left."""
 
 
 @dataclass
@@ -87,6 +90,7 @@ class Plan:
                     "path": stack.path,
                     "width": stack.width,
                     "embed": None if stack.embed is None else str(stack.embed),
+                    "native_count": stack.native_count,
                     "layers": layers(stack),
                 }
                 for stack in self.stacks
@@ -112,7 +116,8 @@ class Plan:
                 dims = {"n_heads": layer["n_heads"], "head_dim": layer["head_dim"], "d_model": stack["width"]}
                 embed = spec.scheme(stack["embed"], **dims)
             attentions = [Attention(x["module"], x["n_heads"], x["head_dim"]) for x in stack["layers"]]
-            stacks.append(StackPlan(stack["path"], attentions, schemes, embed, stack["width"]))
+            native_count = bool(stack.get("native_count", False))  # older folders have no such entry
+            stacks.append(StackPlan(stack["path"], attentions, schemes, embed, stack["width"], native_count))
         return Plan(stacks, data["impl"], data["keep_native"], native_is_lost=True)
 
 

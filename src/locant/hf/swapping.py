@@ -137,8 +137,10 @@ def _resolve(
         width, here = family.mechanism.width(stack), next(stack.parameters())
         layers: list[Scheme]
         embed: Scheme | None = None
+        native_count = False
         if isinstance(spec, Native):
             read = spec.stacks[index]
+            native_count = read.native_count
             if read.layers is not None and len(read.layers) != len(attentions):
                 raise ValueError(f"these positions are for {len(read.layers)} layers, this model has {len(attentions)}")
             # Copies: two models must not share parameters.
@@ -149,14 +151,15 @@ def _resolve(
             built = [scheme for scheme in per_layer(entries, len(attentions), **dims) if isinstance(scheme, Scheme)]
             embed, layers = _split(built)
         if keep_native:
-            own = family.mechanism.read(stack, [base.get_submodule(attention.name) for attention in attentions]).layers
-            if own is not None:
+            own = family.mechanism.read(stack, [base.get_submodule(attention.name) for attention in attentions])
+            native_count = native_count or not own.shift_invariant
+            if own.layers is not None:
                 # A copy per layer: a table shared by several sums would be saved more than once.
-                layers = [_sum([copy.deepcopy(mine), new]) or new for mine, new in zip(own, layers, strict=True)]
+                layers = [_sum([copy.deepcopy(mine), new]) or new for mine, new in zip(own.layers, layers, strict=True)]
         _fit(layers, embed, attentions, width)
         for scheme in [*layers, *([embed] if embed is not None else [])]:
             scheme.to(here.device, here.dtype)
-        plans.append(StackPlan(path, attentions, layers, embed, width))
+        plans.append(StackPlan(path, attentions, layers, embed, width, native_count))
         done += len(attentions)
     return plans
 
