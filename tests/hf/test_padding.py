@@ -10,7 +10,7 @@ from tests.hf.test_swapping import EXACT, spread
 from tests.hf_models import BERT_LIKE, CONFIGS, DECODERS, KEPT, inputs, make, output
 
 TEXT = [kind for kind in CONFIGS if kind != "vit"]
-SPECS = ["first", "learned:length=40", "sinusoidal", "tisa", "fire"]
+SPECS = ["first", "learned:length=40", "sinusoidal", "tisa", "fire:length=2"]
 
 
 def stack_of(kind, model):
@@ -47,7 +47,7 @@ def test_padding_of_embedded_tokens(kind):
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_left_padded_prompt_then_more(kind):
-    model = spread(locant.swap(make(kind, AutoModelForCausalLM), "learned:length=40+fire"))
+    model = spread(locant.swap(make(kind, AutoModelForCausalLM), "learned:length=40+fire:length=2"))
     given, real = padded(kind, "left")
     steps, cache = torch.tensor([[7, 9], [8, 5]]), DynamicCache(config=model.config)
     mask = torch.cat([given["attention_mask"], torch.ones(2, 2, dtype=torch.long)], dim=1)
