@@ -84,6 +84,8 @@ def opened(out: Path | str | None, settings: dict[str, Any]) -> Iterator[OutputF
             raise ValueError(f"the adaptation in {path} is done; open it with locant.load, or choose a new folder")
         there = files.read_json(path / FILE) if (path / FILE).exists() else {}
         if "steps" in there:  # without it no training has begun, and there is nothing to resume
+            if type(there["steps"]) is not int:
+                raise ValueError(f"{path / FILE} is damaged: steps is {there['steps']!r}; choose a new folder")
             other = [
                 f"{key}: {there.get(key)!r} there, {value!r} now"
                 for key, value in settings.items()

@@ -9,12 +9,12 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from transformers import AutoTokenizer, PreTrainedConfig
+from transformers import AutoTokenizer
 
 from locant.analysis import inspection
 from locant.analysis.text import default_text, usable
 from locant.cli.terminal import console
-from locant.hf import load, memory, native, swapping
+from locant.hf import checkpoint, load, memory, native, swapping
 from locant.hf.plan import ANY_LENGTH, plan_of
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
@@ -66,21 +66,12 @@ def _check_writable(file: Path, folder: Path) -> None:
 
 def _check_model(name: str) -> None:
     """Raises a ValueError if there is no model of this name. Reads only its config."""
-    folder = Path(name)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"{name} has no config.json: it is not the folder of a Hugging Face model")
-    elif folder.exists():
-        raise ValueError(f"{name} is a file; name the folder of a Hugging Face model")
-    elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ValueError(f"there is no folder {name}")
+    checkpoint.check_name(name)
     try:
-        PreTrainedConfig.get_config_dict(name)
+        checkpoint.config_of(name)
     except OSError:
         raise ValueError(
             f"there is no folder {name}, and no model of that name could be fetched from the Hugging Face hub"
-            if not folder.is_dir()
-            else f"{name}: its config.json is not JSON"
         ) from None
 
 
@@ -89,7 +80,7 @@ def _inspected(name: str, words: str | None) -> inspection.Inspection:
     part = memory.part_that_fits(name)
     loaded = load(name, layers=None if part is None else part.layers)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError):
         tokenizer = None
     if tokenizer is not None and not usable(tokenizer):
@@ -136,7 +127,7 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
 
 def _save_tokenizer(model: str, loaded: Any, out: Path) -> None:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError):
         console.print("the model has no tokenizer; none was saved")
         return
