@@ -17,17 +17,18 @@ from reliability.kill.subjects import Subject
 
 @dataclass(frozen=True)
 class Moment:
-    """A name, and a function that returns whether the moment has come."""
+    """A name, and a function that returns, for a command, a function that returns whether the moment has come."""
 
     name: str
     watch: Callable[[Command], Callable[[], bool]]
+    pause: float  # seconds between two looks
     delay: float = 0.0
 
     def wait(self, command: Command) -> bool:
         """Waits for the moment; returns whether it came before the command ended."""
         has_come = self.watch(command)
         while command.running() and not has_come():
-            time.sleep(0.001)
+            time.sleep(self.pause)
         time.sleep(self.delay)
         return command.running()
 
@@ -40,12 +41,12 @@ def file_appears(subject: Subject, name: str, delay: float = 0.0) -> Moment:
         before = _present(command.out, pattern)
         return lambda: bool(_present(command.out, pattern) - before)
 
-    return Moment(f"{name} + {1000 * delay:.0f} ms", watch, delay)
+    return Moment(f"{name} + {1000 * delay:.0f} ms", watch, 0.002, delay)
 
 
 def share_of_work(share: float, whole: float) -> Moment:
     """Returns the moment at which a command has done a share of `whole`, its CPU seconds if nothing disturbs it."""
-    return Moment(f"{share:.0%} of its work", lambda command: lambda: command.work() >= share * whole)
+    return Moment(f"{share:.0%} of its work", lambda command: lambda: command.work() >= share * whole, 0.03)
 
 
 def _present(out: Path, pattern: str) -> set[Path]:

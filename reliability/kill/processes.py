@@ -92,7 +92,7 @@ class Command:
 
 
 def _session(leader: int) -> dict[int, tuple[int, float]]:
-    """Returns the processes of a session, each with its parent and its CPU seconds, those of ended children included."""
+    """Returns the processes of a session, each with its parent and the CPU seconds of it and its ended children."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
