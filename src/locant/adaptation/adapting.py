@@ -83,6 +83,7 @@ def adapt(
     seed: int = 0,
     on_stage: Callable[[str], None] = lambda stage: None,
     on_evaluation: Callable[[AgreementAtStep, int], None] = lambda found, steps: None,
+    on_result: Callable[[Adapted], None] = lambda done: None,
 ) -> Adapted:
     """Gives a model another position scheme, in place, and trains it to match its original outputs.
 
@@ -96,6 +97,8 @@ def adapt(
     on_stage  called with the name of each stage.
     on_evaluation
               called with each evaluation during training, and the number of all steps.
+    on_result called with the result before `out` is marked as done. If the process is killed in it, the next one
+              calls it again.
 
     If it fails or is interrupted, the model is restored.
     """
@@ -121,7 +124,7 @@ def adapt(
             windows = Windows(tokenizer, readable if causal else min(readable, WINDOW), causal=causal, whole=readable)
             lengths = sample.ladder(length, CAUSAL_LENGTH) if causal else sample.ladder(length)
             stages = _Stages(model, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths,
-                             folder, on_stage, on_evaluation)  # fmt: skip
+                             folder, on_stage, on_evaluation, on_result)  # fmt: skip
             return stages.run(wanted, scores or {})
         except BaseException:  # including KeyboardInterrupt: a partly changed model must not pass for the original
             swap(model, "native")
@@ -145,6 +148,7 @@ class _Stages:
     folder: OutputFolder
     on_stage: Callable[[str], None]
     on_evaluation: Callable[[AgreementAtStep, int], None]
+    on_result: Callable[[Adapted], None]
 
     def run(self, budget: Budget, scores: Mapping[str, Score]) -> Adapted:
         sampler = Sampler(self.tokenizer, held_out(self.lines), seed=self.seed)
@@ -164,6 +168,8 @@ class _Stages:
         done = Adapted(self.model, self.spec, kind, rows, found, evaluator.curves, evaluations)
         if self.folder.kept:
             self.folder.save(done, self.tokenizer)
+        self.on_result(done)
+        self.folder.finish()
         return done
 
     def fit(self) -> Fit:

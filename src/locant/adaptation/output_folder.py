@@ -12,7 +12,6 @@ DONE               the adaptation is complete
 from __future__ import annotations
 
 import copy
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,7 +55,7 @@ class OutputFolder:
         return int(self.settings["steps"])
 
     def save(self, done: Adapted, tokenizer: Any) -> None:
-        """Writes the model, its card and the results, then marks the folder as done and deletes the checkpoints."""
+        """Writes the model, its card and the results."""
         done.model.save_pretrained(self.path)
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.model_max_length = getattr(done.model.config, "max_position_embeddings", ANY_LENGTH)
@@ -65,9 +64,11 @@ class OutputFolder:
         heads = [{**vars(head), "explained": head.explained} for head in done.fit.heads]
         files.write_json(self.path / FILE, {**self.settings, "table": table, "heads": heads})
         files.write(self.path / "README.md", card(done, self.settings))
+
+    def finish(self) -> None:
+        """Marks the folder as done and deletes the checkpoints. Nothing is written after this."""
         files.write(self.path / run_folder.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
-        for checkpoint in self.path.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint, ignore_errors=True)
+        run_folder.delete_checkpoints(self.path)
 
 
 @contextmanager
@@ -81,6 +82,7 @@ def opened(out: Path | str | None, settings: dict[str, Any]) -> Iterator[OutputF
     run_folder.check(path, FILE)
     with run_folder.held(path):
         if (path / run_folder.DONE).exists():
+            run_folder.delete_checkpoints(path)
             raise ValueError(f"the adaptation in {path} is done; open it with locant.load, or choose a new folder")
         there = files.read_json(path / FILE) if (path / FILE).exists() else {}
         if "steps" in there:  # without it no training has begun, and there is nothing to resume

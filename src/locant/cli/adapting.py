@@ -17,6 +17,9 @@ from locant.experiments.run import quiet
 from locant.hf import load
 from locant.report.adaptation import draw_adaptation
 
+PICTURE = "heads.png"
+"""The heads before and after, drawn where matplotlib is installed."""
+
 
 def adapt(
     model: str, spec: str, text: Path, out: Path, budget: str, train: str, evaluate: list[str] | None, length: int,
@@ -45,10 +48,15 @@ def adapt(
         def on_evaluation(found: Any, steps: int) -> None:
             bar.update(job, completed=found.step, total=steps, near=f"agreement {found.agreement:.4f}")
 
+        def on_result(done: Any) -> None:
+            if find_spec("matplotlib") is not None:
+                draw_adaptation(done, out / PICTURE)
+
         try:
             done = adapting.adapt(
                 loaded, spec, lines, budget=budget, train=train, tokenizer=sample.tokenizer_of(loaded), out=out,
                 scores=tasks, length=length, seed=seed, on_stage=on_stage, on_evaluation=on_evaluation,
+                on_result=on_result,
             )  # fmt: skip
         except KeyboardInterrupt:
             console.print("stopped; the same command continues from the last checkpoint, if there is one")
@@ -57,14 +65,13 @@ def adapt(
 
 
 def _conclude(done: Any, out: Path) -> None:
-    """Prints the scores, and draws the heads before and after where matplotlib is installed."""
+    """Prints the scores, and where the picture and the model are."""
     console.print(done.fit.summary, highlight=False)
     for notice in done.fit.notices:
         console.print(escape(notice), highlight=False)
     console.print(_table(done))
-    if find_spec("matplotlib") is not None:
-        draw_adaptation(done, out / "heads.png")
-        console.print(f"heads before and after: {out / 'heads.png'}", markup=False, highlight=False)
+    if (out / PICTURE).exists():
+        console.print(f"heads before and after: {out / PICTURE}", markup=False, highlight=False)
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
 
 
