@@ -27,7 +27,8 @@ What a back end does not support (`eager` supports everything):
 
                                                                         fused   sdpa   flex
     need_weights=True                                                     ×       ×      ×
-    a transform of torch.func, forward-mode differentiation               ×              ×
+    forward-mode differentiation                                          ×       ×      ×
+    another transform of torch.func                                       ×              ×
     a logit that is not a function of the offset alone (pair)             ×              ×
     a scalar gain                                                                 ×
     a vector gain, or a value term                                                ×      ×
@@ -53,7 +54,7 @@ from torch import Tensor
 from locant.attention import eager, flex, fused, sdpa
 from locant.attention.build import build
 from locant.attention.request import Request
-from locant.attention.tables import transforming
+from locant.attention.tables import forward_mode, transforming
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def sdpa_unsupported(request: Request) -> str | None:
     cannot = [name for name in ("gain", "value") if name in request.terms.used()]
     if cannot:
         return f"{request.scheme} uses {' and '.join(cannot)}, which do not fit into a mask"
+    if not torch.compiler.is_compiling() and forward_mode():
+        return "PyTorch's kernel has no forward-mode derivative"
     return NO_WEIGHTS if request.need_weights else None
 
 
