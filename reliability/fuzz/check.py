@@ -78,8 +78,7 @@ def _compared_one(
     case: Case, given: Inputs, name: str, x: Tensor | None, exact: Tensor, plain: list[Tensor], wide: torch.dtype
 ) -> Outcome:
     dtype = dict(given.scheme.named_parameters())[name[2:]].dtype if name.startswith("d ") else case.torch_dtype
-    if x is None:  # no gradient: what it would be is 0
-        x = torch.zeros(exact.shape, dtype=dtype)
+    x = torch.zeros(exact.shape, dtype=dtype) if x is None else x.detach()  # no gradient is one of 0
     if x.shape != exact.shape or x.dtype != dtype:
         return Outcome(FAILED, f"{name} is {x.dtype} {list(x.shape)}, not {dtype} {list(exact.shape)}")
     if x.numel() == 0:
@@ -87,7 +86,7 @@ def _compared_one(
     limits = torch.finfo(dtype)
     # A result in a wide dtype is no more precise than the computation that led to it.
     eps = max(limits.eps, torch.finfo(wide).eps)
-    most = tolerance.allowed(exact, plain, eps, limits.smallest_normal * limits.eps)
+    most = tolerance.allowed(exact, plain, eps, max(limits.smallest_normal * limits.eps, tolerance.NEGLIGIBLE))
     comparable = torch.isfinite(torch.stack(plain)).all(0)  # float16 overflows where the truth does not
     error = torch.where(comparable, (x.double() - exact).abs(), 0.0).nan_to_num(nan=math.inf).max()
     if error > most:
@@ -106,7 +105,7 @@ def expected_results(case: Case, given: Inputs, a: Arithmetic, keep: Tensor | No
     if case.b * case.lq == 0:
         return _nothing(case, given)
     context = case.context if case.context in calling.TRANSFORMS else ""
-    wanted = "qkv" if context == "vjp" else case.wanted
+    wanted = {"": case.wanted, "vjp": "qkv"}.get(context, "")
     leaves = {
         name: a.moved(x.detach()).requires_grad_(name in wanted)
         for name, x in zip("qkv", (given.q, given.k, given.v), strict=True)

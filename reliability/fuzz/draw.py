@@ -141,7 +141,8 @@ def _consistent(case: Case) -> Case:
     if case.context in ("no_grad", "inference"):
         case = replace(case, wanted="")
     if case.context in ("vmap", "vjp", "jvp"):
-        case = replace(case, wanted="", dropout=0.0, before="nothing")
+        trained = "p" if "p" in case.wanted else ""  # parameters that require gradients, as those of a model do
+        case = replace(case, wanted=trained, dropout=0.0, before="nothing")
     if case.context == "jvp":
         layouts = {name: getattr(case, name) for name in ("q_layout", "k_layout", "v_layout")}
         case = replace(case, **{name: "plain" for name, layout in layouts.items() if layout in REPEATING})

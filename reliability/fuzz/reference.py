@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests import oracles
@@ -100,7 +101,7 @@ def attention(p: Problem, a: Arithmetic) -> tuple[Tensor, Tensor]:
     nothing = ~p.visible.any(-1, keepdim=True)
     logit = logit.masked_fill(~p.visible, -torch.inf).masked_fill(nothing, 0.0)
     weights = logit.softmax(-1).masked_fill(nothing, 0.0)
-    kept = a.store(a.moved(weights if p.keep is None else weights * p.keep))
+    kept = a.store(_rounded_weights(a, weights if p.keep is None else weights * p.keep, logit))
     out = kept @ v
     for part in p.parts:
         if part.name == "shaw" and part.options["values"]:
@@ -110,6 +111,17 @@ def attention(p: Problem, a: Arithmetic) -> tuple[Tensor, Tensor]:
     if a.jitter is not None and logit.requires_grad:
         _round_backward(a, logit, weights.detach(), v.detach(), out)
     return out, kept
+
+
+def _rounded_weights(a: Arithmetic, weights: Tensor, logit: Tensor) -> Tensor:
+    """The weights, each moved by a unit in the last place, and those of a query together by one of its largest logit.
+
+    The second is the rounding of the logarithm of a sum of exponentials, from which kernels compute weights backwards.
+    """
+    if a.jitter is None:
+        return weights
+    top = logit.detach().amax(-1, keepdim=True).abs()
+    return a.moved(weights) * (1 + torch.finfo(a.dtype).eps * top * a.noise(top))
 
 
 def _round_backward(a: Arithmetic, logit: Tensor, weights: Tensor, v: Tensor, out: Tensor) -> None:
@@ -289,8 +301,8 @@ def _fire(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
     c, threshold = params["c"].abs() + 1e-6, params["threshold"].abs() * part.options["length"]
     furthest = torch.maximum(threshold, p.q_pos.to(a.dtype)).clamp(min=1)[:, :, None]
     x = torch.log(c * p.r.abs() + 1) / torch.log(c * furthest + 1)
-    hidden = (x[..., None] * params["hidden.weight"][:, 0] + params["hidden.bias"]).relu()
-    return (hidden @ params["out.weight"].mT + params["out.bias"]).movedim(-1, 1)
+    hidden = F.linear(x[..., None], params["hidden.weight"], params["hidden.bias"]).relu()
+    return F.linear(hidden, params["out.weight"], params["out.bias"]).movedim(-1, 1)
 
 
 # ------------------------------------------------------------------------------------------------- contextual

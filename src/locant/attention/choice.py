@@ -29,6 +29,7 @@ What a back end does not support (`eager` supports everything):
     need_weights=True                                                     ×       ×      ×
     forward-mode differentiation                                          ×       ×      ×
     another transform of torch.func                                       ×              ×
+    the same, with any term                                               ×       ×      ×
     a logit that is not a function of the offset alone (pair)             ×              ×
     a scalar gain                                                                 ×
     a vector gain, or a value term                                                ×      ×
@@ -126,8 +127,8 @@ def sdpa_unsupported(request: Request) -> str | None:
     cannot = [name for name in ("gain", "value") if name in request.terms.used()]
     if cannot:
         return f"{request.scheme} uses {' and '.join(cannot)}, which do not fit into a mask"
-    if not torch.compiler.is_compiling() and forward_mode():
-        return "PyTorch's kernel has no forward-mode derivative"
+    if _transformed() and (forward_mode() or request.terms.used()):
+        return NO_TRANSFORMS  # the kernel has no forward-mode derivative, and no gradient of the mask with the terms
     return NO_WEIGHTS if request.need_weights else None
 
 

@@ -30,7 +30,8 @@ def attend(request: Request) -> tuple[Tensor, None]:
     """The output [B, H, Lq, Dv] in the dtype of q, and None: the kernel returns no weights."""
     q, k = request.rotated()
     v = request.v.to(q.dtype)  # rotate may widen
-    band, spans = _band(request), _spans(request)
+    band = _band(request)
+    spans = None if band is None else _spans(request)
     if band is not None and spans is not None:
         return _attend_band(request, q, k, v, band.to(torch.promote_types(band.dtype, q.dtype)), spans), None
     return _attend_dense(request, q, k, v), None
