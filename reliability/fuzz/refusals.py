@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from reliability.fuzz import reference
-from reliability.fuzz.case import Case
+from reliability.fuzz.case import Case, named
 from reliability.fuzz.inputs import full_positions
 
 TRANSFORMS = ("vmap", "vjp", "jvp")
@@ -75,12 +75,12 @@ def _vectors_without_reach(case: Case) -> bool:
     return _has(case, "xl", "shaw", "huang4", "deberta") and _reach(case) is None
 
 
-def _beyond_float64(case: Case) -> bool:
-    """Whether an xpos of the scheme overflows float64."""
+def widens(case: Case, dtype: str) -> bool:
+    """Whether the powers of an xpos of the scheme overflow a dtype."""
     if not _has(case, "xpos") or case.b * case.lq == 0:
         return False
     q_pos, k_pos = full_positions(case)
-    limit = math.log(torch.finfo(torch.float64).max) / 2
+    limit = math.log(torch.finfo(named(dtype)).max) / 2
     options = [dict(re.findall(r"(\w+)=([\d.]+)", part)) for part in case.spec.split("+") if part.startswith("xpos")]
     return any(reference.xpos_growth({k: float(x) for k, x in o.items()}, q_pos, k_pos) > limit for o in options)
 
@@ -99,12 +99,10 @@ EXPECTED = [
              lambda c: c.lq != c.lk and c.positions != "none" and c.given == "q"),
     Expected("value vectors of another size than v", "must have the head size of v",
              lambda c: "values=true" in c.spec and c.dv != c.d),
-    Expected("xpos beyond float64", "overflows float64", _beyond_float64),
+    Expected("xpos beyond float64", "overflows float64", lambda c: widens(c, "float64")),
     # what a back end does not support
     Expected("weights", "does not return weights", _on("fused", "sdpa", "flex")(lambda c: c.need_weights)),
-    Expected("transform", "no rule for torch.func", _on("fused", "flex")(lambda c: c.context in TRANSFORMS)),
-    Expected("transform in sdpa", "no rule for torch.func", _on("sdpa")(
-        lambda c: c.context == "jvp" or (c.context in TRANSFORMS and _has(c, *TABLES)))),
+    Expected("transform", "no rule for torch.func", _on("fused", "sdpa", "flex")(lambda c: c.context in TRANSFORMS)),
     Expected("pair", "pair", _on("fused", "flex")(lambda c: _has(c, "fire", "cope"))),
     Expected("gain in sdpa", "do not fit into a mask", _on("sdpa")(lambda c: _has(c, *reference.GAINS))),
     Expected("value in sdpa", "do not fit into a mask", _on("sdpa")(lambda c: "values=true" in c.spec)),
@@ -114,7 +112,10 @@ EXPECTED = [
     Expected("vectors without reach in flex", "without a reach", _on("flex")(_vectors_without_reach)),
     Expected("gaps", "large gaps", _on("fused", "flex")(_gaps)),
     Expected("dropout in flex", "has no dropout", _on("flex")(lambda c: c.dropout > 0)),
-    Expected("float64 in flex", "does not compute in float64", _on("flex")(lambda c: c.dtype == "float64")),
+    Expected("float64 in flex", "does not compute in float64",
+             _on("flex")(lambda c: c.dtype == "float64" or widens(c, c.dtype))),
+    Expected("xpos in float64 in fused", "needs float64 at these positions",
+             _on("fused")(lambda c: widens(c, c.dtype))),
     Expected("dtype in fused", "it computes in float32, from float32 or bfloat16",
              _on("fused")(lambda c: c.dtype in ("float16", "float64"))),
     Expected("gradients in flex", "no backward pass on CPUs", _on("flex")(_differentiates)),

@@ -108,12 +108,7 @@ def _state(scheme: Scheme) -> tuple[tuple[Any, ...], list[Tensor]] | None:
 def transforming() -> bool:
     """Whether a function transform (torch.func) or forward-mode differentiation is active."""
     functorch: Any = torch._C._functorch
-    return functorch.peek_interpreter_stack() is not None or forward_mode()
-
-
-def forward_mode() -> bool:
-    """Whether forward-mode differentiation is active, by torch.func or by torch.autograd.forward_ad."""
-    return torch.autograd.forward_ad._current_level >= 0
+    return functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def _same(cached: Cached, plain: tuple[Any, ...], numbers: list[Tensor]) -> bool:
