@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import locant
-from locant.attention import eager, sdpa
+from locant.attention import eager, flex, sdpa
 from reliability.fuzz.case import Case
 from reliability.fuzz.inputs import Inputs
 
@@ -21,7 +21,7 @@ SMALL_SLICE = 64
 
 def call(case: Case, inputs: Inputs) -> list[Results]:
     """The results of a case; several if it calls `attend` from several threads."""
-    with _slices(case):
+    with _settings(case):
         _calls_before(case, inputs)
         if case.context == "thread":
             with ThreadPoolExecutor(2) as pool:
@@ -53,7 +53,7 @@ def _differentiated(case: Case, inputs: Inputs) -> Results:
         for name, x in zip("qkv", (inputs.q, inputs.k, inputs.v), strict=True)
     }
     if case.dropout:
-        torch.manual_seed(case.data)
+        torch.default_generator.manual_seed(case.data)
     with CONTEXTS.get(case.context, nullcontext)():  # PyTorch wants the backward pass outside autocast
         found = locant.attend(*leaves.values(), inputs.scheme, need_weights=case.need_weights, **how(case, inputs))
     results: Results = {}
@@ -80,8 +80,8 @@ def dropout_factors(case: Case, inputs: Inputs) -> Tensor:
     """
     units = torch.eye(case.lk, dtype=case.torch_dtype).expand(case.b, case.kv, -1, -1)
     gradients = case.context not in ("no_grad", "inference")
-    with _slices(case), torch.set_grad_enabled(gradients):
-        torch.manual_seed(case.data)
+    with _settings(case), torch.set_grad_enabled(gradients):
+        torch.default_generator.manual_seed(case.data)
         if "values=true" in case.spec:
             pos = {"q_pos": torch.arange(case.lq), "k_pos": torch.arange(case.lk)}
             out = locant.attend(inputs.q * 0, inputs.k * 0, units, dropout=case.dropout, impl=case.impl, **pos)
@@ -110,9 +110,7 @@ def _vmapped(case: Case, inputs: Inputs) -> Results:
     }
 
     def one(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> Any:
-        given = {
-            name: x[None] if by_row[name] and x is not None else x for name, x in zip(rest, others, strict=True)
-        }
+        given = {name: x[None] if by_row[name] and x is not None else x for name, x in zip(rest, others, strict=True)}
         arguments = {**how(case, inputs), **given}
         found = locant.attend(q[None], k[None], v[None], inputs.scheme, need_weights=case.need_weights, **arguments)
         return tuple(x[0] for x in found) if case.need_weights else found[0]
@@ -138,9 +136,7 @@ def _vjp(case: Case, inputs: Inputs) -> Results:
 
 
 def _jvp(case: Case, inputs: Inputs) -> Results:
-    out, moved = torch.func.jvp(
-        _plain_function(case, inputs), (inputs.q, inputs.k, inputs.v), tangents(case, inputs)
-    )
+    out, moved = torch.func.jvp(_plain_function(case, inputs), (inputs.q, inputs.k, inputs.v), tangents(case, inputs))
     return {"out": out, "tangent": moved}
 
 
@@ -151,17 +147,19 @@ TRANSFORMS = {"vmap": _vmapped, "vjp": _vjp, "jvp": _jvp}
 
 
 @contextmanager
-def _slices(case: Case) -> Iterator[None]:
-    """Small slices of the queries, as long sequences have them."""
-    if not case.slices:
-        yield
-        return
-    usual = eager.CHUNK, sdpa.ROWS
-    eager.CHUNK = sdpa.ROWS = SMALL_SLICE
+def _settings(case: Case) -> Iterator[None]:
+    """Small slices of the queries, as long sequences have them, if the case says so; FlexAttention not compiled.
+
+    A compiled kernel of FlexAttention takes seconds on a CPU, and every shape needs its own.
+    """
+    usual = eager.CHUNK, sdpa.ROWS, flex._run_compiled
+    if case.slices:
+        eager.CHUNK = sdpa.ROWS = SMALL_SLICE
+    flex._run_compiled = flex._run
     try:
         yield
     finally:
-        eager.CHUNK, sdpa.ROWS = usual
+        eager.CHUNK, sdpa.ROWS, flex._run_compiled = usual
 
 
 @torch.no_grad()
@@ -186,8 +184,8 @@ def _call_with_other_parameters(case: Case, inputs: Inputs) -> None:
     parameters = list(inputs.scheme.parameters())
     stored = [x.clone() for x in parameters]
     for x in parameters:
-        if case.before == "last":
-            x.view(-1)[-1:] += 1
+        if case.before == "rest":  # all but the first number
+            x.view(-1)[1:] += 1
         elif case.before != "same":
             x += 1
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from reliability.fuzz import calling, inputs, reference, tolerance
+from reliability.fuzz import calling, embeddings, inputs, reference, tolerance
 from reliability.fuzz.case import Case, named
 from reliability.fuzz.inputs import Inputs
 from reliability.fuzz.reference import Arithmetic, Part, Problem
@@ -43,7 +43,26 @@ def run(case: Case) -> Outcome:
         return Outcome(FAILED, f"not refused, though it should be: {', '.join(x.reason for x in expected)}")
     if not all(torch.equal(x, y) for x, y in zip(given.tensors(), before, strict=True)):
         return Outcome(FAILED, "the call changed one of its inputs")
-    return _compared(case, given, found)
+    outcome = _compared(case, given, found)
+    if outcome.kind == COMPARED and any(name in embeddings.NAMES for name in case.scheme_names):
+        return max(outcome, _embedded(case, given), key=lambda each: (each.kind == FAILED, each.largest))
+    return outcome
+
+
+def _embedded(case: Case, given: Inputs) -> Outcome:
+    """`Scheme.embed` at the positions of the keys."""
+    outside = embeddings.is_outside(case)
+    try:
+        found = given.scheme.embed(given.positions[1])
+    except ValueError as error:
+        if outside and "outside the table" in str(error):
+            return Outcome(COMPARED)
+        return _raised(error, [])
+    if outside:
+        return Outcome(FAILED, "embed took a position outside its table")
+    wide = computing_dtype(case, given)
+    exact, plain = embeddings.expected(case, given, Arithmetic()), embeddings.plain(case, given, wide)
+    return compared("embedding", found, named(case.parameters), exact, plain, wide)
 
 
 def _raised(error: Exception, expected: list[Expected]) -> Outcome:
@@ -58,26 +77,23 @@ def _raised(error: Exception, expected: list[Expected]) -> Outcome:
 
 def _compared(case: Case, given: Inputs, found: list[calling.Results]) -> Outcome:
     keep = calling.dropout_factors(case, given) if case.dropout else None
-    truth = expected_results(case, given, Arithmetic(), keep)
     wide = computing_dtype(case, given)
-    plain = []
-    for n in range(tolerance.PLAIN_RUNS):
-        jitter = torch.Generator().manual_seed(case.data + 10 + n)
-        plain.append(expected_results(case, given, Arithmetic(wide, case.torch_dtype, jitter), keep))
-    largest = 0.0
+    parts = inputs.parts_of(given.scheme)
+    truth = expected_results(case, given, parts, Arithmetic(), keep)
+    roundings = [Arithmetic(wide, case.torch_dtype, tolerance.jitter(case.data, n)) for n in tolerance.RUNS]
+    plain = [expected_results(case, given, parts, a, keep) for a in roundings]
+    outcomes = []
     for results in found:
         for name, exact in truth.items():
-            outcome = _compared_one(case, given, name, results.get(name), exact, [x[name] for x in plain], wide)
-            if outcome.kind == FAILED:
-                return outcome
-            largest = max(largest, outcome.largest)
-    return Outcome(COMPARED, largest=largest)
+            dtype = named(case.parameters) if name.startswith("d ") else case.torch_dtype
+            outcomes.append(compared(name, results.get(name), dtype, exact, [x[name] for x in plain], wide))
+    return max(outcomes, key=lambda outcome: (outcome.kind == FAILED, outcome.largest))
 
 
-def _compared_one(
-    case: Case, given: Inputs, name: str, x: Tensor | None, exact: Tensor, plain: list[Tensor], wide: torch.dtype
+def compared(
+    name: str, x: Tensor | None, dtype: torch.dtype, exact: Tensor, plain: list[Tensor], wide: torch.dtype
 ) -> Outcome:
-    dtype = dict(given.scheme.named_parameters())[name[2:]].dtype if name.startswith("d ") else case.torch_dtype
+    """One result of a call against the truth; `plain` are the results of the plain computation in `wide`."""
     x = torch.zeros(exact.shape, dtype=dtype) if x is None else x.detach()  # no gradient is one of 0
     if x.shape != exact.shape or x.dtype != dtype:
         return Outcome(FAILED, f"{name} is {x.dtype} {list(x.shape)}, not {dtype} {list(exact.shape)}")
@@ -100,7 +116,9 @@ def computing_dtype(case: Case, given: Inputs) -> torch.dtype:
     return torch.float64 if dtypes == {torch.float64} else torch.float32
 
 
-def expected_results(case: Case, given: Inputs, a: Arithmetic, keep: Tensor | None) -> dict[str, Tensor]:
+def expected_results(
+    case: Case, given: Inputs, parts: list[tuple[Part, list[str]]], a: Arithmetic, keep: Tensor | None
+) -> dict[str, Tensor]:
     """What the call must return, by name and in float64, as the reference computes it in some arithmetic."""
     if case.b * case.lq == 0:
         return _nothing(case, given)
@@ -110,16 +128,14 @@ def expected_results(case: Case, given: Inputs, a: Arithmetic, keep: Tensor | No
         name: a.moved(x.detach()).requires_grad_(name in wanted)
         for name, x in zip("qkv", (given.q, given.k, given.v), strict=True)
     }
-    params = {
-        name: a.moved(x.detach()).requires_grad_("p" in wanted) for name, x in given.scheme.named_parameters()
-    }
+    params = {name: a.moved(x.detach()).requires_grad_("p" in wanted) for name, x in given.scheme.named_parameters()}
     scale = case.scale
     if scale is None:
         scale = (3 * case.d if "deberta" in case.scheme_names else case.d) ** -0.5
     problem = Problem(
         parts=tuple(
             Part(part.name, {key: params[full] for key, full in zip(part.params, names, strict=True)}, part.options)
-            for part, names in inputs.parts_of(given.scheme)
+            for part, names in parts
         ),
         **leaves,
         q_pos=given.positions[0],
@@ -141,7 +157,10 @@ def expected_results(case: Case, given: Inputs, a: Arithmetic, keep: Tensor | No
         if case.need_weights and context != "vjp":
             results["weights"] = weights
     _add_gradients(results, leaves, params, given.grad.to(a.dtype))
-    return {name: _stored(name, x.detach(), given, a).double() for name, x in results.items()}
+    if a.jitter is not None:  # a result is as precise as the dtype that the call has it in
+        own = named(case.parameters)
+        results = {name: x.to(own if name.startswith("d ") else a.stored) for name, x in results.items()}
+    return {name: x.detach().double() for name, x in results.items()}
 
 
 def _add_gradients(
@@ -157,13 +176,6 @@ def _add_gradients(
         results[name] = torch.zeros_like(x) if g is None else g
 
 
-def _stored(name: str, x: Tensor, given: Inputs, a: Arithmetic) -> Tensor:
-    """A result in the dtype that the call has it in; the truth stays as it is."""
-    if a.jitter is None:
-        return x
-    return x.to(dict(given.scheme.named_parameters())[name[2:]].dtype if name.startswith("d ") else a.stored)
-
-
 def _nothing(case: Case, given: Inputs) -> dict[str, Tensor]:
     """The results of a call without queries: empty, and gradients of 0."""
     results = {"out": given.q.new_zeros(case.b, case.h, case.lq, case.dv)}
@@ -174,6 +186,3 @@ def _nothing(case: Case, given: Inputs) -> dict[str, Tensor]:
     if "p" in case.wanted:
         results |= {f"d {name}": torch.zeros_like(x) for name, x in given.scheme.named_parameters()}
     return {name: x.detach().double() for name, x in results.items()}
-
-
-__all__ = ["COMPARED", "FAILED", "REFUSED", "Outcome", "named", "run"]

@@ -313,7 +313,7 @@ def build(case: Case) -> Inputs:
 
 def build_scheme(case: Case) -> locant.Scheme:
     """The scheme of a case. Its parameters are away from where they start, where some have no effect."""
-    torch.manual_seed(case.data)
+    torch.default_generator.manual_seed(case.data)
     scheme = locant.scheme(case.spec, n_heads=case.h, head_dim=case.d, d_model=case.d_model)
     with torch.no_grad():
         for parameter in scheme.parameters():
@@ -329,5 +329,7 @@ def parts_of(scheme: locant.Scheme) -> list[tuple[Part, list[str]]]:
     for part in scheme.parts_of_sum():
         defaults = {name: x.default for name, x in part.arguments().items() if name not in DIMS}
         params = dict(part.named_parameters())
-        parts.append((Part(part.name(), params, {**defaults, **part.options()}), [names[id(x)] for x in params.values()]))
+        parts.append(
+            (Part(part.name(), params, {**defaults, **part.options()}), [names[id(x)] for x in params.values()])
+        )
     return parts

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from tests import oracles
+from torch import Tensor
 
 Params = dict[str, Tensor]
 Options = dict[str, Any]

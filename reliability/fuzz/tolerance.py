@@ -4,7 +4,7 @@
 
 The plain computation is `reliability.fuzz.reference` in the dtype of the call. It computes in float32, or in float64 if
 q and all parameters are float64. It stores rotated queries and keys, weights and results in the dtype of q, and the
-gradients of parameters in theirs. It runs PLAIN_RUNS times, each time with its inputs moved at random within one unit in
+gradients of parameters in theirs. It runs twice, each time with its inputs moved at random within one unit in
 the last place, so that one lucky run does not set the tolerance. eps is that of the dtype of the result.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 FACTOR = 16.0
 FLOOR = 16.0
-PLAIN_RUNS = 2
+RUNS = range(2)  # of the plain computation
 NEGLIGIBLE = 1e-30  # schemes may cut off what is smaller
 
 
@@ -23,6 +23,11 @@ def allowed(truth: Tensor, plain: list[Tensor], eps: float, smallest: float) -> 
     """The largest error that a result may have. `smallest` is the smallest number that its dtype can store."""
     errors = [_largest_error(truth, x) for x in plain]
     return FACTOR * max(errors) + FLOOR * (eps * float(truth.abs().max()) + smallest)
+
+
+def jitter(seed: int, run: int) -> torch.Generator:
+    """The random roundings of a run of the plain computation."""
+    return torch.Generator().manual_seed(seed + 10 + run)
 
 
 def _largest_error(truth: Tensor, x: Tensor) -> float:
