@@ -10,7 +10,6 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.skipif(
     build.build().library is None, reason=f"no kernel here: {build.build().why}; returns with a C compiler"
 )
 SPECS = [spec for spec in cases.SPECS if spec.split(":")[0] not in ("fire", "cope")]  # those have a pair
-SOURCE = Path(build.__file__).with_name("fused.c")
 
 
 def build_scheme(spec, n_heads, head_dim):
@@ -142,6 +140,43 @@ def test_property_equal_to_eager(data):
     if draw(st.booleans()):
         how["scale"] = 0.3
     check(scheme, given_tensors, **how)
+
+
+TABLES = {"bias": (), "gain": (), "vector gain": (8,), "query": (8,), "key": (8,), "value": (8,)}
+"""The sizes of a column of each kind of table."""
+
+
+class Clipped(locant.Scheme):
+    """One table over the offsets −3 … 3, in which neighbouring columns differ by much."""
+
+    reach = 3
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.table = torch.nn.Parameter(2 * torch.randn(1, 7, *TABLES[kind]))
+
+    def terms(self, r):
+        return locant.Terms(**{self.kind.split()[-1]: self.table[:, r.clamp(-3, 3) + 3]})
+
+
+@pytest.mark.parametrize("inside", [0, 1, 2, -1], ids="{} inside".format)
+@pytest.mark.parametrize("side", [-1, 1], ids=["past", "future"])
+@pytest.mark.parametrize("order", ["in order", "shuffled"])
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_tile_at_the_end_of_the_tables(kind, order, side, inside):
+    """128 queries at 0 … 127. The first tile of keys is so far away that its nearest offset is 3 − inside.
+
+    With 0 and −1 every pair of the tile takes the last column, with 1 one pair takes another one. The second tile of
+    keys is near, so that the tables have all columns.
+    """
+    torch.manual_seed(1)
+    far = torch.arange(128) + side * (127 + 3 - inside)
+    assert (side * (far[None] - torch.arange(128)[:, None])).min() == 3 - inside
+    if order == "shuffled":
+        far = far[torch.randperm(128)]
+    how = {"q_pos": torch.arange(128), "k_pos": torch.cat([far, torch.arange(128)])}
+    check(Clipped(kind), tensors(1, 2, 1, 128, 256, 8), **how)
 
 
 class Mistake(torch.autograd.Function):
@@ -551,31 +586,6 @@ def run_python(code, **environment):
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, env={**os.environ, **environment}
     )
-
-
-def compiler_with_sanitizers(tmp_path):
-    probe = tmp_path / "probe.c"
-    probe.write_text("int main(void) { return 0; }")
-    command = [*build.find_compiler(), "-fsanitize=address,undefined", str(probe), "-o", str(tmp_path / "probe")]
-    built = subprocess.run(command, capture_output=True)
-    return built.returncode == 0 and subprocess.run([str(tmp_path / "probe")]).returncode == 0
-
-
-@pytest.mark.parametrize("flags", [["-march=native", "-fopenmp"], []], ids=["this CPU", "any CPU"])
-def test_sanitizers_find_nothing(flags, tmp_path):
-    """Random calls, every tensor in memory of exactly its size, against loops in double: see fused_fuzz.c."""
-    if not compiler_with_sanitizers(tmp_path):
-        pytest.skip("the compiler has no sanitizers (libasan, libubsan); returns where they are installed")
-    program = tmp_path / "fuzz"
-    command = [
-        *build.find_compiler(), "-Og", "-g", "-std=gnu11", "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=undefined", *flags, f'-DFUSED="{SOURCE}"', str(Path(__file__).with_name("fused_fuzz.c")),
-        "-o", str(program), "-lm",
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
-    done = subprocess.run([str(program), "11", "40"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "worst error" in done.stdout
 
 
 def test_memory_is_freed():
