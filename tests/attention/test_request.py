@@ -105,3 +105,13 @@ def test_a_scheme_whose_terms_are_wrong():
         locant.attend(*cases.tensors(), Short())
     with pytest.raises(TypeError, match=r"bias is torch.bfloat16 but must be float32 or wider"):
         locant.attend(*cases.tensors(), Half())
+
+
+def test_rotations_may_not_narrow():
+    class Narrow(locant.Scheme):
+        def rotate(self, q, k, q_pos, k_pos):
+            return q, k.half()
+
+    message = r"narrow\.rotate must return keys in torch\.float32 or a wider dtype, got torch\.float16"
+    with pytest.raises(TypeError, match=message):
+        locant.attend(*cases.tensors(dtype=torch.float32), Narrow())

@@ -1,5 +1,7 @@
 """Facts about single schemes that the oracles and laws do not state."""
 
+import copy
+
 import pytest
 import torch
 
@@ -150,6 +152,45 @@ def test_xpos_survives_long_spans(dtype):
             assert out.dtype == dtype
     with pytest.raises(ValueError, match="overflows float64"):
         locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos * 100)
+
+
+@pytest.mark.parametrize("spec", ["xpos:base=4", "xpos:base=4+huang1:clip=3", "xpos:base=4+huang4:clip=3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_xpos_keeps_float64_over_wide_spans(spec, dtype):
+    """Output and gradients over 600 positions, where the factors of q and k overflow float32."""
+    scheme = cases.build(spec, n_heads=2).to(torch.float32)
+    inputs = [x.to(dtype) for x in cases.tensors(b=1, h=2, kv=2, lq=90, lk=90)]
+    pos = torch.arange(90) * 7
+    grad = torch.randn(1, 2, 90, 8)
+
+    def run(dtype, scheme, impl):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        out = locant.attend(*leaves, scheme, q_pos=pos, k_pos=pos, causal=True, impl=impl)
+        return [out, *torch.autograd.grad((out * grad).sum(), [*leaves, *scheme.parameters()])]
+
+    truth = run(torch.float64, copy.deepcopy(scheme).double(), "eager")
+    for got, expected in zip(run(dtype, scheme, "auto"), truth, strict=True):
+        error = (got.double() - expected).abs().max() / expected.abs().max()
+        assert error < 4 * torch.finfo(dtype).eps * (1 if dtype == torch.bfloat16 else 100)
+    with pytest.raises(ValueError, match=r"impl='fused' cannot do this: .*xpos.* needs float64 at these positions"):
+        run(dtype, scheme, "fused")
+
+
+@pytest.mark.parametrize("impl", ["auto", "eager", "sdpa"])
+@pytest.mark.parametrize("heads", ["shared", "own"])
+def test_cope_takes_parameters_of_another_dtype(impl, heads):
+    for dtype, other in [
+        (torch.float32, torch.float64),
+        (torch.float64, torch.bfloat16),
+        (torch.float16, torch.float32),
+    ]:
+        scheme = cases.build(f"cope:positions=4,heads={heads}").to(other)
+        q, k, v = cases.tensors(dtype=dtype)
+        with torch.no_grad():
+            out = locant.attend(q, k, v, scheme, impl=impl)
+            truth = locant.attend(q.double(), k.double(), v.double(), copy.deepcopy(scheme).double(), impl="eager")
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.double(), truth, rtol=0, atol=20 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("kind", ["log", "power"])

@@ -27,7 +27,7 @@ CHUNK = 2**24
 def attend(request: Request) -> tuple[Tensor, Tensor | None]:
     """The output [B, H, Lq, Dv], and the weights [B, H, Lq, Lk] if the request needs them; in the dtype of q."""
     q, k, v = in_full(request)
-    rotated = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
+    rotated = _rotated(request, q, k)
     slices = list(_slices(request))
     recompute = len(slices) > 1 and torch.is_grad_enabled()
     if recompute:
@@ -61,7 +61,7 @@ def _attend_unchanged(versions: list[tuple[Tensor, int]], *args: Any) -> tuple[T
 def logits(request: Request) -> Tensor:
     """The logits [B, H, Lq, Lk] of a request, before masking."""
     q, k, _ = in_full(request)
-    rotated = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
+    rotated = _rotated(request, q, k)
     return _logits(request, slice(None), q, k, *rotated)
 
 
@@ -70,6 +70,13 @@ def in_full(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     groups = request.q.shape[1] // request.k.shape[1]
     q, k, v = (x.to(request.wide) for x in (request.q, request.k, request.v))
     return q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+
+
+def _rotated(request: Request, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys of the content product, from those of `in_full`, in one dtype: `rotate` may widen either."""
+    rotated_q, rotated_k = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
+    dtype = torch.promote_types(rotated_q.dtype, rotated_k.dtype)
+    return rotated_q.to(dtype), rotated_k.to(dtype)
 
 
 def _attend_rows(

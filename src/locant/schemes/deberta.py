@@ -50,7 +50,7 @@ class Deberta(Scheme):
 
     def terms(self, r: Tensor) -> Terms:
         row = self.bucket(r)
-        return Terms(query=wide(self.key_table[:, row]), key=wide(self.query_table[:, row]))
+        return Terms(query=wide(self.key_table)[:, row], key=wide(self.query_table)[:, row])
 
     def scale(self, head_dim: int) -> float:
         return 1 / math.sqrt(3 * head_dim)
