@@ -1,6 +1,6 @@
 """Runs random calls of the kernel under every sanitizer, and writes reliability/results/sanitize.csv.
 
-python -m reliability.sanitize              about half an hour on 2 cores
+python -m reliability.sanitize              about 25 minutes of CPU time
 python -m reliability.sanitize --part 0.1   a tenth of the calls
 """
 

@@ -98,7 +98,7 @@ static Shape like_v(const Call *c) { return (Shape){{c->batch, c->kv_heads, c->k
 static Shape like_out(const Call *c) { return (Shape){{c->batch, c->heads, c->queries, c->value_dim}}; }
 
 static Int random_length(void) {
-  return one_in(2) ? between(1, 40) : ONE_OF(1, 2, 64, 100, 127, 128, 129, 200, 255, 256, 257, 300);
+  return one_in(2) ? between(1, 40) : ONE_OF(1, 2, 64, 100, 127, 128, 129, 144, 160, 200, 255, 256, 257, 300);
 }
 
 static void random_sizes(Call *c) {
