@@ -68,6 +68,10 @@ def test_command_line(folder, tmp_path):
     assert locant.load(out).num_parameters() == 22_517_688
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert len(tokenizer("word " * 1500, truncation=True)["input_ids"]) == 1502
+    encoder = pytest.importorskip("sentence_transformers").SentenceTransformer(str(out), device="cpu")
+    assert [type(module).__name__ for module in encoder] == ["Transformer", "Pooling", "Normalize"]
+    assert encoder.max_seq_length > 1502
+    assert abs((encoder.encode(["a cat", "word " * 600]) ** 2).sum(1) - 1).max() < 1e-5
     again = locant_command("swap", folder, "alibi", "-o", out)
     assert again.exit_code == 2
     assert "exists and is not empty" in " ".join(again.stderr.split())

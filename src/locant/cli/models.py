@@ -15,7 +15,9 @@ from locant.analysis import inspection
 from locant.analysis.text import default_text, usable
 from locant.cli.terminal import console
 from locant.hf import load, memory, native, swapping
-from locant.hf.plan import ANY_LENGTH, plan_of
+from locant.hf.plan import plan_of
+from locant.hf.saving import save_tokenizer
+from locant.hf.sentence_folder import sentence_folder
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
 from locant.report.side_by_side import side_by_side
@@ -115,11 +117,15 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     """Gives a model another position scheme, saves it with its tokenizer, and prints what changed."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; name another folder")
-    loaded = load(model)
+    source = sentence_folder(model)
+    name = model if source is None else source.transformer
+    loaded = load(name)
     before = (native(loaded), loaded.num_parameters(), getattr(loaded.config, "max_position_embeddings", None))
     swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
     loaded.save_pretrained(out)
-    _save_tokenizer(model, loaded, out)
+    _save_tokenizer(name, loaded, out)
+    if source is not None:
+        source.copy_to(out, loaded)
     plan: Any = plan_of(loaded)
     layers = sum(len(stack.attentions) for stack in plan.stacks)
     table = Table(title=f"{type(loaded).__name__}, {layers} attention modules")
@@ -131,6 +137,8 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     native_limit = before[2] if keep_native and not plan.replaced else plan.max_length()
     table.add_row("maximum length", str(before[2] or "none"), str(native_limit or "none"))
     console.print(table)
+    if source is not None:
+        console.print(f"modules of sentence-transformers: {', '.join(source.kinds)}", markup=False, highlight=False)
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
 
 
@@ -140,5 +148,4 @@ def _save_tokenizer(model: str, loaded: Any, out: Path) -> None:
     except (OSError, ValueError, KeyError):
         console.print("the model has no tokenizer; none was saved")
         return
-    tokenizer.model_max_length = getattr(loaded.config, "max_position_embeddings", ANY_LENGTH)
-    tokenizer.save_pretrained(out)
+    save_tokenizer(tokenizer, loaded, out)

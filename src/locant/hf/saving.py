@@ -8,13 +8,15 @@ positions. `loading` opens it.
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from locant.hf.plan import Plan, plan_of
+from locant.hf.facts import maximum_length
+from locant.hf.plan import ANY_LENGTH, Plan, plan_of
 from locant.runs import files
 from locant.version import __version__
 
@@ -49,6 +51,13 @@ def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: An
     card = folder / "README.md"
     if not card.exists() or "tags: [locant" in card.read_text(encoding="utf-8"):
         files.write(card, model_card(self, plan))
+
+
+def save_tokenizer(tokenizer: Any, model: PreTrainedModel, folder: Path) -> None:
+    """Saves a tokenizer beside a swapped model: a copy that truncates at the length of that model."""
+    longer = copy.deepcopy(tokenizer)
+    longer.model_max_length = maximum_length(model, getattr(tokenizer, "model_max_length", ANY_LENGTH))
+    longer.save_pretrained(folder)
 
 
 def model_card(model: PreTrainedModel, plan: Plan) -> str:
