@@ -44,7 +44,7 @@ from locant.hf.modes import evaluating
 from locant.hf.plan import plan_of
 from locant.hf.readout import native
 from locant.hf.sentence_folder import SentenceFolder, sentence_folder
-from locant.hf.swapping import swap
+from locant.hf.swapping import exchange
 from locant.runs.budget import Budget
 
 LENGTH = 256
@@ -114,7 +114,7 @@ def adapt(
         causal = sample.is_causal(model, tokenizer, lines)
         source = sentence_folder(model.name_or_path or "")
         kind = agreement_for(model, tokenizer, causal=causal, source=source, pooling=pooling)
-        swap(swap(model, spec), "native")  # a wrong scheme raises here, before anything takes time
+        exchange(exchange(model, spec), "native")  # a wrong scheme raises here, before anything takes time
     settings = {"spec": spec, "model": model.name_or_path, "budget": budget, "train": train, "length": length,
                 "seed": seed, "pooling": _pooling(kind), **_identity(model, tokenizer, lines)}  # fmt: skip
     with output_folder.opened(out, settings) as folder, _caller_state_kept(model):
@@ -126,7 +126,7 @@ def adapt(
                              folder, source, on_stage, on_evaluation)  # fmt: skip
             return stages.run(wanted, scores or {})
         except BaseException:  # including KeyboardInterrupt: a partly changed model must not pass for the original
-            swap(model, "native")
+            exchange(model, "native")
             if train == "all":
                 model.load_state_dict(original.state_dict())
             raise

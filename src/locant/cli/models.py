@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from locant.hf import load, memory, native, swapping
 from locant.hf.plan import plan_of
 from locant.hf.saving import save_tokenizer
 from locant.hf.sentence_folder import sentence_folder
+from locant.hf.word_order import WordOrderWarning
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
 from locant.report.side_by_side import side_by_side
@@ -121,7 +123,9 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     name = model if source is None else source.transformer
     loaded = load(name)
     before = (native(loaded), loaded.num_parameters(), getattr(loaded.config, "max_position_embeddings", None))
-    swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WordOrderWarning)  # printed below, as a command
+        swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
     loaded.save_pretrained(out)
     _save_tokenizer(name, loaded, out)
     if source is not None:
@@ -139,6 +143,13 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     console.print(table)
     if source is not None:
         console.print(f"modules of sentence-transformers: {', '.join(source.kinds)}", markup=False, highlight=False)
+    if plan.unlearned:
+        console.print(
+            "[yellow]note[/] This model does not know word order: it was trained with other positions, and the swap "
+            "taught it nothing about the new ones. Train it before you use it. To keep what the original knows, adapt "
+            f"it instead:\n  locant adapt {escape(model)} {escape(spec)} --text TEXT -o FOLDER",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
 
 

@@ -52,6 +52,7 @@ class Plan:
     replaced: list[Replaced] = field(default_factory=list)
     before: dict[str, Any] = field(default_factory=dict)
     native_is_lost: bool = False  # opened from a folder, which holds only the new positions
+    unlearned: bool = False  # a trained model was swapped to it without a fit (word_order.py)
 
     def schemes(self) -> list[Scheme]:
         """Returns every scheme of the model, each once."""
@@ -82,6 +83,7 @@ class Plan:
             "format": 1,
             "impl": self.impl,
             "keep_native": self.keep_native,
+            "unlearned": self.unlearned,
             "stacks": [
                 {
                     "path": stack.path,
@@ -113,7 +115,8 @@ class Plan:
                 embed = spec.scheme(stack["embed"], **dims)
             attentions = [Attention(x["module"], x["n_heads"], x["head_dim"]) for x in stack["layers"]]
             stacks.append(StackPlan(stack["path"], attentions, schemes, embed, stack["width"]))
-        return Plan(stacks, data["impl"], data["keep_native"], native_is_lost=True)
+        unlearned = bool(data.get("unlearned", False))
+        return Plan(stacks, data["impl"], data["keep_native"], native_is_lost=True, unlearned=unlearned)
 
 
 def plan_of(model: nn.Module) -> Plan | None:

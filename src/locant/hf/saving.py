@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from locant.hf.facts import maximum_length
 from locant.hf.plan import ANY_LENGTH, Plan, plan_of
+from locant.hf.word_order import CARD
 from locant.runs import files
 from locant.version import __version__
 
@@ -70,6 +71,9 @@ def model_card(model: PreTrainedModel, plan: Plan) -> str:
     embeds = {str(stack.embed) for stack in plan.stacks if stack.embed is not None}
     before, after = plan.before.get("max_position_embeddings"), plan.max_length()
     parameters = sum(parameter.numel() for scheme in plan.schemes() for parameter in scheme.parameters())
+    specs = {str(scheme) for stack in plan.stacks for scheme in stack.schemes}
+    spec = "+".join([*specs, *embeds]) if len(specs) == 1 else "SPEC"
+    warning = CARD.format(model=model.name_or_path, spec=spec) if plan.unlearned else ""
     own = "kept, with the following added" if plan.keep_native else "replaced by the following"
     return f"""---
 library_name: transformers
@@ -87,7 +91,7 @@ The positions of this {model.config.model_type} model were {own}
 
 Added to the token embeddings: {", ".join(f"`{text}`" for text in embeds) or "nothing"}.
 Parameters of the schemes: {parameters:,}. Maximum length: {before} before, {after or "none"} now.
-
+{warning}
 ```python
 import locant
 
