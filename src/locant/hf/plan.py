@@ -55,6 +55,7 @@ class Plan:
     replaced: list[Replaced] = field(default_factory=list)
     before: dict[str, Any] = field(default_factory=dict)
     native_is_lost: bool = False  # opened from a folder, which holds only the new positions
+    unlearned: bool = False  # a trained model was swapped to it without a fit (word_order.py)
 
     def schemes(self) -> list[Scheme]:
         """Returns every scheme of the model, each once."""
@@ -85,6 +86,7 @@ class Plan:
             "format": 1,
             "impl": self.impl,
             "keep_native": self.keep_native,
+            "unlearned": self.unlearned,
             "stacks": [
                 {
                     "path": stack.path,
@@ -118,7 +120,8 @@ class Plan:
             attentions = [Attention(x["module"], x["n_heads"], x["head_dim"]) for x in stack["layers"]]
             native_count = bool(stack.get("native_count", False))  # older folders have no such entry
             stacks.append(StackPlan(stack["path"], attentions, schemes, embed, stack["width"], native_count))
-        return Plan(stacks, data["impl"], data["keep_native"], native_is_lost=True)
+        unlearned = bool(data.get("unlearned", False))
+        return Plan(stacks, data["impl"], data["keep_native"], native_is_lost=True, unlearned=unlearned)
 
 
 def plan_of(model: nn.Module) -> Plan | None:
