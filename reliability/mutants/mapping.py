@@ -1,0 +1,93 @@
+"""Which tests run for a source file, and which of them reach a line."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import hashlib
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ATTENTION = (
+    "tests/attention", "tests/schemes", "tests/test_testing.py", "tests/test_spec.py", "tests/cli/test_machine.py",
+    "tests/cli/test_schemes.py",
+)  # fmt: skip
+EXPERIMENTS = ("tests/experiments/tasks", "tests/experiments/test_statistics.py", "tests/experiments/test_results.py")
+TESTS = {
+    "src/locant/terms.py": ATTENTION,
+    "src/locant/schemes/*.py": ATTENTION,
+    "src/locant/attention/*": ATTENTION,
+    "src/locant/hf/*.py": ("tests/hf", "tests/adaptation/test_silencing.py", "tests/adaptation/test_queries.py"),
+    "src/locant/runs/*.py": ("tests/runs", "tests/experiments/test_results.py", "tests/experiments/tasks"),
+    "src/locant/experiments/statistics.py": EXPERIMENTS,
+    "src/locant/experiments/results.py": EXPERIMENTS,
+    "src/locant/experiments/averages.py": EXPERIMENTS,
+    "src/locant/experiments/tasks/squad.py": EXPERIMENTS,
+    "src/locant/experiments/tasks/glue.py": EXPERIMENTS,
+    "src/locant/experiments/trainer.py": ("tests/experiments/test_comparison.py",),
+}
+"""Source files in scope -> the tests of their mutants. tests/reliability/test_fuzz.py joins those of attention."""
+FUZZ = "tests/reliability/test_fuzz.py"
+
+
+def files_in_scope(root: Path) -> list[str]:
+    """The Python files that are mutated."""
+    found = (str(path.relative_to(root)) for path in sorted((root / "src/locant").rglob("*.py")))
+    return [path for path in found if any(fnmatch.fnmatch(path, pattern) for pattern in TESTS)]
+
+
+def tests_of(root: Path, path: str) -> tuple[str, ...]:
+    """The test files and folders of a source file."""
+    tests = next(tests for pattern, tests in TESTS.items() if fnmatch.fnmatch(path, pattern))
+    return (*tests, FUZZ) if tests is ATTENTION and (root / FUZZ).exists() else tests
+
+
+@dataclass
+class Reach:
+    """What one run of the tests showed: how long each took, and which lines it ran."""
+
+    seconds: dict[str, float] = field(default_factory=dict)  # of the tests that passed
+    lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)  # source file -> line -> tests
+    spawning: set[str] = field(default_factory=set)  # tests that start other processes
+    at_import: dict[str, set[int]] = field(default_factory=dict)  # source file -> lines that ran outside of tests
+
+    def tests(self, path: str, lines: Iterable[int]) -> set[str]:
+        """The tests that run one of the lines."""
+        by_line = self.lines.get(path, {})
+        return {test for line in lines for test in by_line.get(line, ()) if test in self.seconds}
+
+    def ordered(self, tests: set[str]) -> list[str]:
+        """The tests in the order in which they run: one of each test function, fast ones first, then the next of each.
+
+        Tests of one function with different parameters mostly notice the same mutants.
+        """
+        by_function: dict[str, list[str]] = {}
+        for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
+            by_function.setdefault(test.partition("[")[0], []).append(test)
+        ranked = [(index, self.seconds[test], test) for each in by_function.values() for index, test in enumerate(each)]
+        return [test for _, _, test in sorted(ranked)]
+
+
+def statement_lines(source: str, line: int) -> range:
+    """The lines of the innermost statement around a line, without the statements inside it."""
+    best: range | None = None
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, (ast.stmt, ast.excepthandler)) or not node.lineno <= line <= (node.end_lineno or 0):
+            continue
+        body = [part for name in ("body", "orelse", "finalbody", "handlers") for part in getattr(node, name, [])]
+        end = min([part.lineno for part in body], default=(node.end_lineno or 0) + 1)
+        found = range(node.lineno, max(end, node.lineno + 1))
+        if best is None or found.start >= best.start:
+            best = found
+    return best or range(line, line + 1)
+
+
+def cached_reach(root: Path, tests: tuple[str, ...]) -> tuple[Path, Reach | None]:
+    """The file in which the reach of these tests is kept, and its content if the sources and tests are unchanged."""
+    state = hashlib.sha256(repr(tests).encode())
+    for path in sorted([*(root / "src").rglob("*.py"), *(root / "src").rglob("*.c"), *(root / "tests").rglob("*.py")]):
+        state.update(path.read_bytes())
+    file = root / "build" / "mutants" / f"reach-{state.hexdigest()[:16]}.pickle"
+    return file, pickle.loads(file.read_bytes()) if file.exists() else None
