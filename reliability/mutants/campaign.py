@@ -82,7 +82,7 @@ class Order:
         """The tests that reach a mutant: the first ones, up to QUICK seconds, and the others, up to THOROUGH."""
         reaching = self._reaching(mutant)
         killers = [test for test in self.killers.get(f"{mutant.path}:{mutant.function}", ())[:5] if test in reaching]
-        ordered = [*killers, *(test for test in self.reach.ordered(reaching) if test not in killers)]
+        ordered = [*killers, *(test for test in self.reach.ordered(reaching, mutant.path) if test not in killers)]
         quick: list[str] = []
         thorough: list[str] = []
         total = 0.0

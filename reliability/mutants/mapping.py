@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ATTENTION = (
-    "tests/attention", "tests/schemes", "tests/test_testing.py", "tests/test_spec.py", "tests/cli/test_machine.py",
-    "tests/cli/test_schemes.py",
+    "tests/attention", "tests/schemes", "tests/test_testing.py", "tests/test_spec.py", "tests/test_terms.py",
+    "tests/cli/test_machine.py", "tests/cli/test_schemes.py",
 )  # fmt: skip
 EXPERIMENTS = ("tests/experiments/tasks", "tests/experiments/test_statistics.py", "tests/experiments/test_results.py")
 TESTS = {
@@ -44,6 +44,12 @@ def tests_of(root: Path, path: str) -> tuple[str, ...]:
     return (*tests, FUZZ) if tests is ATTENTION and (root / FUZZ).exists() else tests
 
 
+def mirror(path: str) -> str:
+    """The test file of a source file, by the layout of the repository."""
+    folder, _, name = path.removeprefix("src/locant/").rpartition("/")
+    return "/".join(part for part in ("tests", folder, f"test_{name.rpartition('.')[0]}.py") if part)
+
+
 @dataclass
 class Reach:
     """What one run of the tests showed: how long each took, and which lines it ran."""
@@ -58,11 +64,13 @@ class Reach:
         by_line = self.lines.get(path, {})
         return {test for line in lines for test in by_line.get(line, ()) if test in self.seconds}
 
-    def ordered(self, tests: set[str]) -> list[str]:
-        """The tests in the order in which they run: one of each test function, fast ones first, then the next of each.
+    def ordered(self, tests: set[str], path: str) -> list[str]:
+        """The tests of a source file in the order in which they run: one of each test function, then the next of each.
 
-        Tests of one function with different parameters mostly notice the same mutants.
+        Tests of one function with different parameters mostly notice the same mutants. First are those in the test file
+        of the source file, then fast ones.
         """
+        own = mirror(path)
         by_function: dict[str, list[str]] = {}
         for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
             by_function.setdefault(test.partition("[")[0], []).append(test)
