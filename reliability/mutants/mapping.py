@@ -74,8 +74,12 @@ class Reach:
         by_function: dict[str, list[str]] = {}
         for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
             by_function.setdefault(test.partition("[")[0], []).append(test)
-        ranked = [(index, self.seconds[test], test) for each in by_function.values() for index, test in enumerate(each)]
-        return [test for _, _, test in sorted(ranked)]
+        ranked = [
+            (index, not test.startswith(own), self.seconds[test], test)
+            for each in by_function.values()
+            for index, test in enumerate(each)
+        ]
+        return [test for *_, test in sorted(ranked)]
 
 
 def statement_lines(source: str, line: int) -> range:
