@@ -48,6 +48,8 @@ PYTEST = (
     "-W",
     "ignore::pytest.PytestWarning",
 )
+SLACK = 20.0
+"""Seconds that any test may take on a mutant, besides ten times its own."""
 KILLED, SURVIVED, UNREACHED, IMPORT = "killed", "survived", "unreached", "import"
 
 
@@ -158,7 +160,7 @@ class Tests:
 
 def limit(seconds: float) -> float:
     """How long a test may take on a mutant. Generous: the machine may be busy, and only endless loops are meant."""
-    return 20 + 10 * seconds
+    return SLACK + 10 * seconds
 
 
 class _Running:
