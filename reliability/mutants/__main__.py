@@ -15,7 +15,7 @@ from reliability.mutants.generating import mutants_of_file
 from reliability.mutants.listed import listed_mutants
 from reliability.mutants.mapping import files_in_scope
 from reliability.mutants.mutant import Mutant
-from reliability.mutants.results import FILE, SURVIVED, UNREACHED, Results
+from reliability.mutants.results import FILE, Results
 from reliability.mutants.runner import preload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,11 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     kept = Results(ROOT / FILE)
     if options.again:
-        for mutant in mutants:
-            found = kept.get(mutant)
-            if found is not None and found.status in (SURVIVED, UNREACHED):
-                del kept.by_key[mutant.key]
-    if any(kept.get(mutant) is None or kept.by_key[mutant.key].status == "open" for mutant in mutants):
+        kept.forget(mutants)
+    if any(campaign.unfinished(kept, mutant) for mutant in mutants):
         preload()
         campaign.run(ROOT, mutants, kept)
     if options.all:
@@ -49,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--changed", action="store_true", help="mutants on lines that differ from main")
     which.add_argument("--all", action="store_true", help="every mutant; continues where it was interrupted")
     which.add_argument("--only", metavar="GLOB", help="the mutants of the files that match")
+    which.add_argument("--listed", action="store_true", help="the faults of listed.py and listed_c.py alone")
     parser.add_argument("--since", metavar="REV", help="with --changed: the revision to compare with")
     parser.add_argument("--sample", type=int, metavar="N", help="only N mutants, drawn at random with seed 0")
     parser.add_argument("--again", action="store_true", help="run survivors again, e.g. after writing tests")
@@ -59,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 def _chosen(options: argparse.Namespace) -> list[Mutant]:
     since = (options.since or base_revision(ROOT)) if options.changed else ""
     found: list[Mutant] = []
-    for path in files_in_scope(ROOT):
+    for path in [] if options.listed else files_in_scope(ROOT):
         if options.only and not fnmatch.fnmatch(path, options.only):
             continue
         lines = changed_lines(ROOT, path, since) if options.changed else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from reliability.mutants import results
 from reliability.mutants.mapping import Reach, statement_lines, tests_of
 from reliability.mutants.mutant import Mutant, digest
+from reliability.mutants.reasons import reason_of
 from reliability.mutants.results import Results
 from reliability.mutants.runner import SURVIVED, Tests
 
@@ -24,19 +25,20 @@ def run(root: Path, mutants: Iterable[Mutant], kept: Results) -> None:
         groups.setdefault(tests_of(root, mutant.path), []).append(mutant)
     for paths, members in groups.items():
         # In the order of a hash: an interrupted run has judged a random sample.
-        waiting = sorted((mutant for mutant in members if _unfinished(kept, mutant)), key=lambda each: digest(each.key))
+        waiting = sorted((mutant for mutant in members if unfinished(kept, mutant)), key=lambda each: digest(each.key))
         if not waiting:
             continue
         print(f"{len(waiting)} of {len(members)} mutants, tests: {', '.join(paths)}", flush=True)
         with Tests(root, paths) as tests:
             order = Order(root, tests.reach)
             _first_tests(tests, order, [mutant for mutant in waiting if kept.get(mutant) is None], kept)
-            _all_tests(tests, order, [mutant for mutant in waiting if _unfinished(kept, mutant)], kept)
+            _all_tests(tests, order, [mutant for mutant in waiting if unfinished(kept, mutant)], kept)
 
 
-def _unfinished(kept: Results, mutant: Mutant) -> bool:
+def unfinished(kept: Results, mutant: Mutant) -> bool:
+    """Whether a mutant has no result yet. One with a reason needs no more than the first tests."""
     found = kept.get(mutant)
-    return found is None or found.status == results.OPEN
+    return found is None or (found.status == results.OPEN and reason_of(mutant) is None)
 
 
 def _first_tests(tests: Tests, order: Order, mutants: Sequence[Mutant], kept: Results) -> None:

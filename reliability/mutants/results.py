@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,13 @@ class Results:
             if new:
                 writer.writerow(COLUMNS)
             writer.writerow(_row(mutant.key, self.by_key[mutant.key]))
+
+    def forget(self, mutants: Sequence[Mutant]) -> None:
+        """Drops the results of survivors, so that they run again."""
+        for mutant in mutants:
+            found = self.get(mutant)
+            if found is not None and found.status not in FOUND:
+                del self.by_key[mutant.key]
 
     def rewrite(self, known: set[str]) -> None:
         """Writes the file anew, in order, with the mutants that still exist."""
