@@ -115,6 +115,14 @@ def test_equal_to_eager(spec, kind):
     check(build_scheme(spec, 4, 8), tensors(b, 4, 2, 150, 150, 8), **how)
 
 
+@pytest.mark.parametrize("clip", [1, 2, 3])
+@pytest.mark.parametrize("name", ["toeplitz", "huang1", "huang3", "huang4", "shaw"])
+def test_tiles_at_either_end_of_the_tables(name, clip):
+    """The tiles beside the diagonal hold offsets from 1 on. With a clip of 1 one column serves all their pairs; with
+    a clip of 2 it serves all but the pair of the tokens 127 and 128."""
+    check(build_scheme(f"{name}:clip={clip}", 2, 8), tensors(1, 2, 2, 256, 256, 8))
+
+
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_property_equal_to_eager(data):
