@@ -59,6 +59,16 @@ class Reach:
     spawning: set[str] = field(default_factory=set)  # tests that start other processes
     at_import: dict[str, set[int]] = field(default_factory=dict)  # source file -> lines that ran outside of tests
 
+    def add(self, other: Reach) -> None:
+        """Adds what another run showed."""
+        self.seconds |= other.seconds
+        self.spawning |= other.spawning
+        for path, by_line in other.lines.items():
+            for line, tests in by_line.items():
+                self.lines.setdefault(path, {}).setdefault(line, []).extend(tests)
+        for path, lines in other.at_import.items():
+            self.at_import.setdefault(path, set()).update(lines)
+
     def tests(self, path: str, lines: Iterable[int]) -> set[str]:
         """The tests that run one of the lines."""
         by_line = self.lines.get(path, {})
@@ -96,10 +106,20 @@ def statement_lines(source: str, line: int) -> range:
     return best or range(line, line + 1)
 
 
-def cached_reach(root: Path, tests: tuple[str, ...]) -> tuple[Path, Reach | None]:
-    """The file in which the reach of these tests is kept, and its content if the sources and tests are unchanged."""
-    state = hashlib.sha256(repr(tests).encode())
-    for path in sorted([*(root / "src").rglob("*.py"), *(root / "src").rglob("*.c"), *(root / "tests").rglob("*.py")]):
-        state.update(path.read_bytes())
-    file = root / "build" / "mutants" / f"reach-{state.hexdigest()[:16]}.pickle"
-    return file, pickle.loads(file.read_bytes()) if file.exists() else None
+def test_files(root: Path, paths: Iterable[str]) -> list[str]:
+    """The test files among files and folders."""
+    found = [
+        file for path in paths for file in ([root / path] if path.endswith(".py") else (root / path).rglob("*.py"))
+    ]
+    return [str(file.relative_to(root)) for file in sorted(found) if file.name.startswith("test_")]
+
+
+def cached_reach(root: Path, test_file: str) -> tuple[Path, Reach | None]:
+    """The file in which the reach of a test file is kept, and its content if sources and tests are unchanged."""
+    helpers = [file for file in (root / "tests").rglob("*.py") if not file.name.startswith("test_")]
+    sources = [file for suffix in ("*.py", "*.c") for file in (root / "src").rglob(suffix)]
+    state = hashlib.sha256()
+    for file in sorted([*sources, *helpers, root / test_file]):
+        state.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    kept = root / "build" / "mutants" / f"{test_file.replace('/', '.')}-{state.hexdigest()[:16]}.pickle"
+    return kept, pickle.loads(kept.read_bytes()) if kept.exists() else None

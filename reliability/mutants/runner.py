@@ -28,7 +28,7 @@ from reliability.mutants.applying import (
     import_instead,
     replace_code,
 )
-from reliability.mutants.mapping import Reach, cached_reach
+from reliability.mutants.mapping import Reach, cached_reach, test_files
 from reliability.mutants.mutant import Mutant
 from reliability.mutants.processes import CRASH, TIMEOUT, end, run_apart, start_apart
 
@@ -115,23 +115,27 @@ class Tests:
     # ---- in forked processes -----------------------------------------------------------------------
 
     def _measured(self) -> Reach:
-        file, reach = cached_reach(self.root, self.paths)
-        if reach is None:
-            reach = run_apart(lambda announce: self._measure(announce))
-            if not isinstance(reach, Reach):
-                raise RuntimeError(f"the tests {', '.join(self.paths)} do not run without a mutant: {reach}")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(pickle.dumps(reach))
-        return reach
+        """The reach of all test files, each measured in a process of its own and kept until it changes."""
+        whole = Reach()
+        for test_file in test_files(self.root, self.paths):
+            kept, reach = cached_reach(self.root, test_file)
+            if reach is None:
+                reach = run_apart(lambda announce, test_file=test_file: self._measure(test_file, announce))
+                if not isinstance(reach, Reach):
+                    raise RuntimeError(f"{test_file} does not run without a mutant: {reach}")
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_bytes(pickle.dumps(reach))
+            whole.add(reach)
+        return whole
 
-    def _measure(self, announce: Callable[[float], None]) -> Reach:
+    def _measure(self, test_file: str, announce: Callable[[float], None]) -> Reach:
         import coverage
 
         source = self.root / "src" / "locant"
         measuring = coverage.Coverage(data_file=None, config_file=False, include=[f"{source}/*"])
         reach = Reach()
         with measuring.collect():
-            self._pytest(self.paths, _Measurement(measuring, reach, announce))
+            self._pytest([test_file], _Measurement(measuring, reach, announce))
         data = measuring.get_data()
         for file in data.measured_files():
             path = str(Path(file).relative_to(self.root))
