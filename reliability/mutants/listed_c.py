@@ -98,7 +98,6 @@ C_FAULTS = (
     ("vector gain gradient: far tiles add the gain of no column", "store(dq + at, load(dq + at) + load(work->rows + at) * load(gain + x));", "store(dq + at, load(dq + at) + load(work->rows + at));"),
     ("vector gain gradient: of the keys without the gain", "load(dk + j * width + y) + qq * gg", "load(dk + j * width + y) + qq"),
     ("scalar gain gradient: the content products are not multiplied by it", "store(dlogits + i * TILE_STRIDE + j, load(dlogits + i * TILE_STRIDE + j) * x);", "(void)x;"),
-    ("scalar gain gradient: the last lanes are not zero", "      clear_after(row, m);\n    }\n    collect_scalars", "    }\n    collect_scalars"),
     # ---- sums of table gradients
     ("table gradients: the padding is lost", "for (Int k = 0; k < d; k++) to[column * d + k] += from[e * width + k];", "if (column == e - COLUMN_PADDING)\n      for (Int k = 0; k < d; k++) to[column * d + k] += from[e * width + k];"),
     ("table gradients: of one thread alone", "for (Int thread = 0; thread < all->team; thread++)", "for (Int thread = 0; thread < 1; thread++)"),
