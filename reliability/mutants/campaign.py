@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from reliability.mutants import results
-from reliability.mutants.mapping import Reach, statement_lines, tests_of
+from reliability.mutants.mapping import Reach, names, statement_lines, tests_of
 from reliability.mutants.mutant import Mutant, digest
 from reliability.mutants.reasons import reason_of
 from reliability.mutants.results import Results
@@ -109,7 +109,8 @@ class Order:
         if mutant.path.endswith(".c"):
             return self._of_file(KERNEL)
         if self.imported(mutant):  # any test of the file may notice it
-            return self._of_file(mutant.path) or set(self.reach.seconds)
+            about = {test for test in self.reach.seconds if names(test, mutant.path)}
+            return self._of_file(mutant.path) | about or set(self.reach.seconds)
         return self.reach.tests(mutant.path, self._lines(mutant)) or self.reach.spawning & set(self.reach.seconds)
 
     def _of_file(self, path: str) -> set[str]:

@@ -50,6 +50,11 @@ def mirror(path: str) -> str:
     return "/".join(part for part in ("tests", folder, f"test_{name.rpartition('.')[0]}.py") if part)
 
 
+def names(test: str, path: str) -> bool:
+    """Whether the parameters of a test name a source file: test_defaults[rope] is about rope.py."""
+    return path.rpartition("/")[2].partition(".")[0] in test.partition("[")[2]
+
+
 @dataclass
 class Reach:
     """What one run of the tests showed: how long each took, and which lines it ran."""
@@ -78,11 +83,11 @@ class Reach:
         """The tests of a source file in the order in which they run: one of each test function, then the next of each.
 
         Tests of one function with different parameters mostly notice the same mutants. First are those in the test file
-        of the source file, then fast ones.
+        of the source file, then fast ones. Of the parameters of a test, those that name the source file are first.
         """
         own = mirror(path)
         by_function: dict[str, list[str]] = {}
-        for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
+        for test in sorted(tests, key=lambda test: (not names(test, path), self.seconds[test], test)):
             by_function.setdefault(test.partition("[")[0], []).append(test)
         ranked = [
             (index, not test.startswith(own), self.seconds[test], test)
