@@ -1,5 +1,6 @@
 """attend: back ends, positions, masks, dtypes and gradients."""
 
+import itertools
 import math
 
 import pytest
@@ -364,3 +365,40 @@ def test_scattered_positions_cost_no_more_than_pairs(spec):
     out = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, impl="eager")
     one = locant.attend(q[:, :, 7:8], k, v, scheme, q_pos=pos[7:8], k_pos=pos, impl="eager")
     torch.testing.assert_close(out[:, :, 7:8], one)
+
+
+class EveryTable(locant.Scheme):
+    """All tables, without a reach: each a wave of the offset."""
+
+    def __init__(self, *tables):
+        super().__init__()
+        self.names = tables
+
+    def terms(self, r):
+        wave = torch.sin(r.double()[:, None] * torch.linspace(0.1, 2.0, 8, dtype=torch.float64) + 1)  # [R, 8]
+        shapes = {"bias": wave[:, 0], "score": wave[:, 1], "gain": 2 + wave, "query": wave, "key": wave.flip(1)}
+        shapes["value"] = wave.roll(3, 1)
+        return locant.Terms(**{name: shapes[name][None] for name in self.names})
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 2, 3], [0, 5, 1000, 100_000], [[3, 90_000, 4, 7], [0, 0, 5, -2000]]])
+@pytest.mark.parametrize("names", [("bias", "score", "gain", "query", "key", "value"), ("value",), ("query", "key")])
+def test_every_table_pair_by_pair(names, positions):
+    """The equation as a loop, over consecutive offsets and over a list of them."""
+    scheme, (q, k, v) = EveryTable(*names), cases.tensors(h=2, kv=1, lq=4, lk=4)
+    pos = torch.tensor(positions).expand(2, 4)
+    expected = torch.empty_like(q)
+    neutral = {name: torch.zeros(8, dtype=torch.float64) for name in ("query", "key", "value")}
+    neutral |= {"bias": torch.zeros(()), "score": torch.zeros(()), "gain": torch.ones(8, dtype=torch.float64)}
+    for b, h, i in itertools.product(range(2), range(2), range(4)):
+        logits, values = [], []
+        for j in range(4):
+            tables = {name: x[0, 0] for name, x in scheme.terms(pos[b, j : j + 1] - pos[b, i : i + 1]).tables().items()}
+            t = {**neutral, **tables}
+            x, y = q[b, h, i], k[b, 0, j]
+            inside = (x * t["gain"] * y).sum() + (x * t["query"]).sum() + (y * t["key"]).sum() + t["score"]
+            logits.append(0.3 * inside + t["bias"])
+            values.append(v[b, 0, j] + t["value"])
+        expected[b, h, i] = torch.stack(logits).softmax(0) @ torch.stack(values)
+    out = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, scale=0.3, impl="eager")
+    torch.testing.assert_close(out, expected)

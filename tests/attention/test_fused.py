@@ -87,7 +87,7 @@ def tensors(b, h, kv, lq, lk, d, dv=None, dtype=torch.float32):
 @pytest.mark.parametrize("kind", ["plain", "causal", "padded", "packed", "left padded", "scattered", "all masked"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_equal_to_eager(spec, kind):
-    """150 tokens are two tiles; with a reach of 3 some are FAR, with packed or random positions some are SCATTER."""
+    """150 tokens are two tiles; with packed or random positions some are SCATTER. For FAR ones see below."""
     b, length = 2, 150
     pos = torch.arange(length)
     how = {}
@@ -111,6 +111,27 @@ def test_equal_to_eager(spec, kind):
     if kind not in ("plain", "causal"):
         how = {**how, "q_pos": pos, "k_pos": pos}
     check(build_scheme(spec, 4, 8), tensors(b, 4, 2, 150, 150, 8), **how)
+
+
+@pytest.mark.parametrize("clip", [1, 2, 3])
+@pytest.mark.parametrize("name", ["toeplitz", "huang1", "huang3", "huang4", "shaw"])
+def test_tiles_at_either_end_of_the_tables(name, clip):
+    """The tiles beside the diagonal hold offsets from 1 on. With a clip of 1 one column serves all their pairs; with
+    a clip of 2 it serves all but the pair of the tokens 127 and 128."""
+    check(build_scheme(f"{name}:clip={clip}", 2, 8), tensors(1, 2, 2, 256, 256, 8))
+
+
+FAR = [
+    "toeplitz:clip=3", "huang1:clip=3", "huang1:clip=3,heads=shared", "huang3:clip=3", "huang3:clip=3,heads=own",
+    "huang4:clip=3", "huang4:clip=3,heads=own", "shaw:clip=3", "shaw:clip=3,heads=own", "huang1:clip=3+huang4:clip=3",
+    "rope+huang4:clip=3,heads=own", "shaw:clip=3,heads=own+huang3:clip=2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", FAR)
+def test_far_tiles(spec):
+    """257 tokens are three tiles, the last of them with one token: the first and the last are far from each other."""
+    check(build_scheme(spec, 4, 8), tensors(1, 4, 2, 257, 257, 8))
 
 
 @settings(max_examples=120, deadline=None)
