@@ -21,6 +21,13 @@ def chosen(spec, lq=50, lk=50, rows=2, grad=False, impl="auto", dtype=torch.floa
         return choose(prepare(q, k, v, cases.build(spec).to(dtype), **how), impl).name
 
 
+@pytest.mark.parametrize(("spec", "name"), [("tisa", "sdpa"), ("huang4:clip=3", "sdpa"), ("huang3:clip=3", "eager")])
+def test_other_devices_have_torch_s_kernel_and_eager(spec, name):
+    scheme = locant.scheme(spec, n_heads=4, head_dim=8).to("meta")
+    q = torch.empty(2, 4, 50, 8, device="meta")
+    assert choose(prepare(q, q, q, scheme, causal=True), "auto").name == name
+
+
 @pytest.mark.parametrize(
     ("spec", "uses"),
     [("huang1", "gain"), ("huang2", "gain"), ("huang3", "gain"), ("shaw", "value"), ("shaw+huang1", "gain and value")],

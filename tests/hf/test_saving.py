@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertModel
 
 import locant
+from locant.hf import WordOrderWarning
 from tests.hf.test_swapping import EXACT, spread
 from tests.hf_models import CONFIGS, inputs, make, output
 
@@ -115,7 +116,8 @@ def test_a_shared_scheme_is_shared_again(tmp_path):
 def test_an_opened_model_can_be_swapped_but_not_taken_back(tmp_path):
     locant.swap(make("bert"), "tisa").save_pretrained(tmp_path)
     model = locant.load(tmp_path)
-    locant.swap(model, "huang4:clip=3")
+    with pytest.warns(WordOrderWarning, match="open the original model"):
+        locant.swap(model, "huang4:clip=3")
     output(model, **inputs("bert"))
     with pytest.raises(ValueError, match=r"native positions cannot be put back: .* load the original model"):
         locant.swap(model, "native")
@@ -201,6 +203,16 @@ def test_a_tampered_config(folder):
     path.write_text(json.dumps(config))
     with pytest.raises(ValueError, match="written by a newer locant"):
         locant.load(folder)
+
+
+def test_a_folder_of_an_older_locant_opens(folder):
+    """It lacks the entries that were added to plans since."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    plan = config["locant"]["locant"]
+    del plan["unlearned"], plan["stacks"][0]["native_count"]
+    path.write_text(json.dumps(config))
+    assert locant.native(locant.load(folder)).kind == "swapped"
 
 
 def test_pushing_while_saving_would_push_the_wrong_config(tmp_path):

@@ -111,6 +111,21 @@ def test_a_sum_of_a_vector_gain_and_a_rotation_is_not_shift_invariant():
     assert not cases.build("tisa+learned").shift_invariant
 
 
+def test_rotations_of_the_same_planes_commute():
+    """Planes of "half" are t and t + d/2, so they depend on the rotated size d; those of "interleaved" do not."""
+    assert cases.build("rope:layout=interleaved+rope:layout=interleaved,partial=0.5").shift_invariant
+    assert cases.build("rope+rope:theta=50").shift_invariant
+    assert not cases.build("rope+rope:partial=0.5").shift_invariant
+    assert not cases.build("rope+rope:layout=interleaved").shift_invariant
+
+
+def test_a_scheme_is_spelled_as_it_was_given():
+    for spec in ("shaw:clip=3,values=false", "xpos:gamma=0.3,base=600", "tisa", "t5:bidirectional=true"):
+        assert str(locant.scheme(spec, n_heads=2, head_dim=4)) == spec
+    assert str(locant.scheme("rope:theta=500000.0", head_dim=4)) == "rope:theta=500000"
+    assert repr(locant.scheme("tisa:kernels=2", n_heads=2)) == "Tisa(kernels=2, n_heads=2)"
+
+
 def test_a_sum_takes_the_scale_of_the_part_that_has_one():
     assert cases.build("deberta:buckets=8,max_distance=20+tisa").scale(8) == pytest.approx((3 * 8) ** -0.5)
 
@@ -152,6 +167,20 @@ def test_xpos_survives_long_spans(dtype):
             assert out.dtype == dtype
     with pytest.raises(ValueError, match="overflows float64"):
         locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos * 100)
+
+
+def test_xpos_is_as_exact_far_from_zero():
+    """Each sequence has its own middle, from which the factors grow: far positions, and far rows, cost nothing."""
+    scheme = locant.scheme("xpos", head_dim=8)
+    q, k, v = cases.tensors(dtype=torch.float32)
+    pos = torch.arange(9).expand(2, 9)
+    near = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos)
+    for start in (torch.tensor([[10**6], [10**6]]), torch.tensor([[0], [10**6]]), torch.tensor([[10**6], [0]])):
+        request = locant.attention.request.prepare(q, k, v, scheme, q_pos=pos + start, k_pos=pos + start)
+        assert request.content_dtype == torch.float32
+        torch.testing.assert_close(
+            locant.attend(q, k, v, scheme, q_pos=pos + start, k_pos=pos + start), near, rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("spec", ["xpos:base=4", "xpos:base=4+huang1:clip=3", "xpos:base=4+huang4:clip=3"])
@@ -226,6 +255,17 @@ def test_buckets_do_not_depend_on_the_default_dtype():
         assert torch.equal(scheme.bucket(r), usual)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_the_buckets_of_deberta_end_within_its_reach():
+    """Attention asks for no offsets beyond the reach, so every one there must have the same row."""
+    with pytest.raises(ValueError, match="buckets must be even"):
+        locant.scheme("deberta:buckets=5,max_distance=9", n_heads=1, head_dim=2)
+    for buckets, longest in ((4, 4), (6, 5), (8, 20), (256, 512), (4, 10**6), (256, 10**7)):
+        scheme = locant.scheme(f"deberta:buckets={buckets},max_distance={longest}", n_heads=1, head_dim=2)
+        beyond = scheme.reach + torch.tensor([0, 1, 2, 10, 1000, 10**9])
+        assert scheme.bucket(beyond).unique().tolist() == [0]
+        assert scheme.bucket(-beyond).unique().tolist() == [2 * buckets - 1]
 
 
 def test_deepcopy_and_pickle_keep_the_spec():

@@ -190,13 +190,18 @@ def _pretrained_tokenizer(work: Work) -> Any:
 
 
 def pending(out: Path, comparison: Comparison) -> Iterator[Run]:
-    """Yields the runs that are left. A run that diverged would do so again; any other failed run is tried again."""
+    """Yields the runs that are left. A run that diverged would do so again; any other failed run is tried again.
+
+    Checkpoints of runs that are done are deleted: a process that was killed at its end has left them.
+    """
     for run in comparison.runs():
         here = where(out, run)
         state = run_folder.state(here)
         if state == "failed" and not _failed_for_good(here):
             (here / run_folder.FAILED).unlink(missing_ok=True)
             state = "begun"
+        if state == "done":
+            run_folder.delete_checkpoints(here)
         if state not in ("done", "failed"):
             yield run
 

@@ -12,7 +12,6 @@ import math
 import os
 import platform
 import resource
-import shutil
 import time
 import traceback
 from datetime import datetime, timezone
@@ -142,8 +141,7 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
     )
     store_curves(model.cpu(), folder, run.work.preset.length)
     files.write(folder / run_folder.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
-    for checkpoint in folder.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint, ignore_errors=True)
+    run_folder.delete_checkpoints(folder)
 
 
 def _last_checkpoint(folder: Path, first: bool) -> Path | None:

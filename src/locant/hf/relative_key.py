@@ -24,7 +24,7 @@ from transformers import AutoConfig, PreTrainedModel
 from locant.hf.building import in_words, open_model
 from locant.hf.checkpoint import Weights, file_of
 from locant.hf.model_class import model_class
-from locant.hf.swapping import swap
+from locant.hf.swapping import exchange
 
 SPECS = {"relative_key": "shaw:values=false,clip={}", "relative_key_query": "huang4:clip={}"}
 KEY = "distance_embedding.weight"
@@ -46,7 +46,7 @@ def load(path: str | Path, auto: Any, data: dict[str, Any], weights: Weights | N
     finally:
         cls._keys_to_ignore_on_load_unexpected = cls_ignores
     largest = (next(iter(tables.values())).shape[0] + 1) // 2
-    swap(model, SPECS[kind].format(largest - 1))
+    exchange(model, SPECS[kind].format(largest - 1))
     layers = {
         name.removesuffix(".locant"): module for name, module in model.named_modules() if name.endswith(".locant")
     }

@@ -63,6 +63,21 @@ def rewind(path: Path, step: int) -> None:
     files.write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
 
 
+def mark_checkpoint(folder: Path, step: int) -> None:
+    """Marks a checkpoint as complete and deletes the others.
+
+    Trainer could delete them, but it goes by modification time: after the clock was set back, the newest would go.
+    """
+    (folder / f"checkpoint-{step}" / WHOLE).touch()
+    last_checkpoint(folder)
+
+
+def delete_checkpoints(folder: Path) -> None:
+    """Deletes all checkpoints of a run that is done. A process that is killed here leaves some to the next one."""
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """Returns the latest complete checkpoint and deletes all others.
 

@@ -13,6 +13,7 @@ questions have such an answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -238,11 +239,14 @@ def score(questions: Any, best: Sequence[Span]) -> dict[str, float]:
     """Returns exact match and F1 of the answers, in per cent."""
     from torchmetrics.functional.text.squad import squad  # optional, and takes a second
 
-    predicted, answers = [], []
+    # torchmetrics adds the scores of several questions in single precision: over the 10,570 test questions F1 is then
+    # off by 0.002. So it gets one question at a time.
+    found = []
     for question, span in zip(questions, best, strict=True):
-        predicted.append({"id": question["id"], "prediction_text": question["context"][span.start : span.end]})
-        answers.append({"id": question["id"], "answers": {"text": question["answers"], "answer_start": []}})
-    return {name: float(value) for name, value in squad(predicted, answers).items()}
+        predicted = {"id": question["id"], "prediction_text": question["context"][span.start : span.end]}
+        answers = {"id": question["id"], "answers": {"text": question["answers"], "answer_start": []}}
+        found.append(squad(predicted, answers))
+    return {name: math.fsum(float(each[name]) for each in found) / len(found) for name in ("exact_match", "f1")}
 
 
 # ---- files ----------------------------------------------------------------------------------------
