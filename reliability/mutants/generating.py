@@ -71,7 +71,7 @@ class _Visitor(cst.CSTVisitor):
         self.ancestors: list[cst.CSTNode] = []
         self.positions, self.source = positions, source
         self.starts = [0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
-        self.owners: dict[cst.CSTNode, _Owner] = {}
+        self.owners: dict[tuple[cst.CSTNode, str], _Owner] = {}
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if excluded_node(node, self.ancestors):
@@ -108,7 +108,7 @@ class _Visitor(cst.CSTVisitor):
         return self._owner_of(self.ancestors[1], MODULE_LEVEL)
 
     def _owner_of(self, node: cst.CSTNode, name: str) -> _Owner:
-        if node not in self.owners:
+        if (node, name) not in self.owners:
             first, end = self._span(node)
-            self.owners[node] = _Owner(name, digest(self.source[first:end].strip()))
-        return self.owners[node]
+            self.owners[node, name] = _Owner(name, digest(self.source[first:end].strip()))
+        return self.owners[node, name]
