@@ -9,6 +9,7 @@ from torch import nn
 
 import locant
 from locant import Terms
+from locant.schemes.base import wide
 from locant.testing import LAWS, check_scheme, run_laws
 from tests import cases
 
@@ -111,6 +112,17 @@ class HiddenState(Good):
 class HalfTables(Good):
     def terms(self, r):
         return Terms(bias=super().terms(r).bias.to(self.table.dtype))
+
+
+class SumsInHalfPrecision(Good):
+    """Takes columns of a half-precision table, so that autograd sums their gradients in half precision."""
+
+    def __init__(self, *, slope: float = 0.1, n_heads: int = 2):
+        super().__init__(slope=slope, n_heads=n_heads)
+        self.table = nn.Parameter(torch.zeros(n_heads, 3))
+
+    def terms(self, r):
+        return Terms(bias=wide(self.table[:, r.clamp(-1, 1) + 1]))
 
 
 class MixesRows(Good):
@@ -218,6 +230,7 @@ def test_a_scheme_without_mistakes_passes():
         (MoreParameters, "parameters"),
         (HiddenState, "state"),
         (HalfTables, "tables"),
+        (SumsInHalfPrecision, "precision"),
         (SeesTheLength, "decode"),
         (MixesRows, "rows"),
         (IgnoresAParameter, "parameters"),

@@ -1,5 +1,6 @@
 """attend: back ends, positions, masks, dtypes and gradients."""
 
+import itertools
 import math
 
 import pytest
@@ -187,6 +188,21 @@ def test_eager_in_slices_equals_eager_at_once(spec, monkeypatch):
         torch.testing.assert_close(once, sliced)
 
 
+@pytest.mark.parametrize("spec", ["huang3:clip=3", "tisa", "cope:positions=4"])
+def test_slices_under_a_transform(spec, monkeypatch):
+    """torch.func allows no checkpoints, so nothing is recomputed there."""
+    scheme = cases.build(spec)
+    inputs = cases.tensors()
+
+    def gradients():
+        return torch.func.grad(lambda *x: locant.attend(*x, scheme).square().sum(), argnums=(0, 1, 2))(*inputs)
+
+    once = gradients()
+    monkeypatch.setattr(eager, "CHUNK", 300)
+    for x, y in zip(gradients(), once, strict=True):
+        torch.testing.assert_close(x, y)
+
+
 @pytest.mark.parametrize("spec", ["cope:positions=4", "fire:width=6", "huang3:clip=3", "tisa"])
 def test_slices_are_recomputed_from_the_same_inputs(spec, monkeypatch):
     """Between the passes, functional parameters are removed, and masks and positions are overwritten."""
@@ -305,6 +321,10 @@ def test_no_queries(spec):
     q, k, v = cases.tensors(lq=0)
     empty = torch.zeros(0, dtype=torch.long)
     assert locant.attend(q, k, v, scheme, q_pos=empty, k_pos=torch.arange(9)).shape == q.shape
+    q, k, v = cases.tensors(b=0)
+    rows = torch.zeros(0, 9, dtype=torch.long)
+    assert locant.attend(q, k, v, scheme, q_pos=rows, k_pos=rows).shape == q.shape
+    assert locant.attend(q, k, v, scheme, q_pos=rows, k_pos=torch.arange(9)).shape == q.shape
 
 
 def test_compiled_once_for_all_lengths():
@@ -345,3 +365,40 @@ def test_scattered_positions_cost_no_more_than_pairs(spec):
     out = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, impl="eager")
     one = locant.attend(q[:, :, 7:8], k, v, scheme, q_pos=pos[7:8], k_pos=pos, impl="eager")
     torch.testing.assert_close(out[:, :, 7:8], one)
+
+
+class EveryTable(locant.Scheme):
+    """All tables, without a reach: each a wave of the offset."""
+
+    def __init__(self, *tables):
+        super().__init__()
+        self.names = tables
+
+    def terms(self, r):
+        wave = torch.sin(r.double()[:, None] * torch.linspace(0.1, 2.0, 8, dtype=torch.float64) + 1)  # [R, 8]
+        shapes = {"bias": wave[:, 0], "score": wave[:, 1], "gain": 2 + wave, "query": wave, "key": wave.flip(1)}
+        shapes["value"] = wave.roll(3, 1)
+        return locant.Terms(**{name: shapes[name][None] for name in self.names})
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 2, 3], [0, 5, 1000, 100_000], [[3, 90_000, 4, 7], [0, 0, 5, -2000]]])
+@pytest.mark.parametrize("names", [("bias", "score", "gain", "query", "key", "value"), ("value",), ("query", "key")])
+def test_every_table_pair_by_pair(names, positions):
+    """The equation as a loop, over consecutive offsets and over a list of them."""
+    scheme, (q, k, v) = EveryTable(*names), cases.tensors(h=2, kv=1, lq=4, lk=4)
+    pos = torch.tensor(positions).expand(2, 4)
+    expected = torch.empty_like(q)
+    neutral = {name: torch.zeros(8, dtype=torch.float64) for name in ("query", "key", "value")}
+    neutral |= {"bias": torch.zeros(()), "score": torch.zeros(()), "gain": torch.ones(8, dtype=torch.float64)}
+    for b, h, i in itertools.product(range(2), range(2), range(4)):
+        logits, values = [], []
+        for j in range(4):
+            tables = {name: x[0, 0] for name, x in scheme.terms(pos[b, j : j + 1] - pos[b, i : i + 1]).tables().items()}
+            t = {**neutral, **tables}
+            x, y = q[b, h, i], k[b, 0, j]
+            inside = (x * t["gain"] * y).sum() + (x * t["query"]).sum() + (y * t["key"]).sum() + t["score"]
+            logits.append(0.3 * inside + t["bias"])
+            values.append(v[b, 0, j] + t["value"])
+        expected[b, h, i] = torch.stack(logits).softmax(0) @ torch.stack(values)
+    out = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, scale=0.3, impl="eager")
+    torch.testing.assert_close(out, expected)

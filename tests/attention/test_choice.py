@@ -21,6 +21,13 @@ def chosen(spec, lq=50, lk=50, rows=2, grad=False, impl="auto", dtype=torch.floa
         return choose(prepare(q, k, v, cases.build(spec).to(dtype), **how), impl).name
 
 
+@pytest.mark.parametrize(("spec", "name"), [("tisa", "sdpa"), ("huang4:clip=3", "sdpa"), ("huang3:clip=3", "eager")])
+def test_other_devices_have_torch_s_kernel_and_eager(spec, name):
+    scheme = locant.scheme(spec, n_heads=4, head_dim=8).to("meta")
+    q = torch.empty(2, 4, 50, 8, device="meta")
+    assert choose(prepare(q, q, q, scheme, causal=True), "auto").name == name
+
+
 @pytest.mark.parametrize(
     ("spec", "uses"),
     [("huang1", "gain"), ("huang2", "gain"), ("huang3", "gain"), ("shaw", "value"), ("shaw+huang1", "gain and value")],
@@ -34,6 +41,40 @@ def test_another_back_end_never_replaces_a_named_one(spec, uses):
     with pytest.raises(ValueError, match=message):
         locant.attend(*cases.tensors(), scheme, impl="sdpa")
     assert locant.attend(*cases.tensors(), scheme).shape == (2, 4, 9, 8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", [*cases.SPECS, "huang3:clip=3+rope", "cope:positions=4+xpos"])
+def test_vmap_over_positions_masks_and_queries(spec, causal):
+    """Under vmap no value can be read: offsets, spans and padding are found without."""
+    scheme, (q, k, v) = cases.build(spec), cases.tensors(lq=5, lk=5)
+    near = torch.stack([torch.randperm(20)[:5] for _ in range(3)])
+    mask = torch.rand(3, 5, 5) < 0.7
+    many = torch.randn(3, *q.shape, dtype=q.dtype)
+
+    def by_position(pos):
+        return locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, causal=causal)
+
+    def by_mask(mask):
+        return locant.attend(q, k, v, scheme, mask=mask[None, None], causal=causal)
+
+    def gradient(pos, x):
+        def loss(x):
+            return locant.attend(x, k, v, scheme, q_pos=pos, k_pos=pos, causal=causal).square().sum()
+
+        return torch.func.grad(loss)(x)
+
+    far = torch.randint(0, 3000, (3, 2, 5))
+    for run, inputs in ((by_position, (near,)), (by_position, (far,)), (by_mask, (mask,)), (gradient, (near, many))):
+        one_by_one = torch.stack([run(*(x[i] for x in inputs)) for i in range(3)])
+        torch.testing.assert_close(torch.func.vmap(run)(*inputs), one_by_one)
+
+
+@pytest.mark.parametrize("impl", ["fused", "sdpa", "flex"])
+def test_named_back_ends_refuse_transforms(impl):
+    scheme, (q, k, v) = cases.build("alibi").float(), cases.tensors(dtype=torch.float32)
+    with pytest.raises(ValueError, match=rf"impl='{impl}' cannot do this: it has no rule for torch\.func"):
+        torch.func.vmap(lambda x: locant.attend(x, k, v, scheme, impl=impl))(q[None])
 
 
 @needs_kernel

@@ -17,6 +17,7 @@ from tests import cases
         ({"q_pos": torch.arange(8)}, ValueError, r"q_pos must be \[9\], or \[2, 9\] .*; got \[8\]"),
         ({"k_pos": torch.zeros(3, 9, dtype=torch.long)}, ValueError, r"k_pos must be \[9\], or .*; got \[3, 9\]"),
         ({"mask": torch.ones(2, 9)}, TypeError, r"mask must be bool, True where .* allowed, got torch.float32"),
+        ({"mask": [[True] * 9] * 2}, TypeError, r"mask must be bool, True where .* allowed, got list"),
         ({"mask": torch.ones(2, 8, dtype=torch.bool)}, ValueError, r"mask must be \[2, 9\] .* 4, 9, 9\]; got \[2, 8\]"),
         ({"mask": torch.ones(2, 9, 9, dtype=torch.bool)}, ValueError, r"mask must be .*; got \[2, 9, 9\]"),
         ({"mask": torch.ones(2, 3, 9, 9, dtype=torch.bool)}, ValueError, r"mask must be .*; got \[2, 3, 9, 9\]"),
@@ -24,6 +25,12 @@ from tests import cases
         ({"scale": torch.ones(())}, TypeError, r"scale must be a finite number, got tensor"),
         ({"causal": "false"}, TypeError, r"causal must be True or False, got 'false'"),
         ({"q_pos": torch.arange(9).to(torch.uint64)}, TypeError, r"q_pos must hold integers, got torch.uint64"),
+        ({"dropout": -0.1}, ValueError, r"dropout must be at least 0 and below 1, got -0.1"),
+        ({"scale": "1"}, TypeError, r"scale must be a finite number, got '1'"),
+        ({"scheme": 7}, TypeError, r"must be a locant Scheme or None, got int$"),
+        ({"mask": torch.ones(2, 9, dtype=torch.bool, device="meta")}, ValueError, r"device of q, cpu; got meta"),
+        ({"q_pos": torch.arange(9, device="meta")}, ValueError, r"q_pos must be on the device of q, cpu; got meta"),
+        ({"q_pos": torch.zeros(1, 2, 9, dtype=torch.long)}, ValueError, r"q_pos must be .*; got \[1, 2, 9\]"),
         ({"dropout": 1.0}, ValueError, r"dropout must be at least 0 and below 1, got 1.0"),
         ({"impl": "flash"}, ValueError, r"unknown impl 'flash'; choose one of: auto, fused, sdpa, flex, eager"),
         ({"impl": "sdpa", "need_weights": True}, ValueError, r"impl='sdpa' cannot do this: it does not return weights"),
@@ -74,6 +81,44 @@ def test_an_ambiguous_mask_is_not_guessed():
     locant.attend(q, k, v, mask=mask[:, None, None, :])
 
 
+def test_masks_for_another_batch():
+    q, k, v = cases.tensors(b=3, lq=5, lk=9)
+    for rows in (2, 4):
+        with pytest.raises(ValueError, match=rf"mask must be \[3, 9\] .*; got \[{rows}, 9\]"):
+            locant.attend(q, k, v, mask=torch.ones(rows, 9, dtype=torch.bool))
+
+
+def test_positions_of_queries_are_those_of_the_keys_if_there_are_as_many():
+    q, k, v = cases.tensors()
+    pos, scheme = torch.randint(0, 20, (2, 9)), cases.build("tisa")
+    expected = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos)
+    torch.testing.assert_close(locant.attend(q, k, v, scheme, q_pos=pos), expected)
+
+
+def test_positions_of_keys_end_with_those_of_the_queries():
+    q, k, v = cases.tensors(lq=3)
+    pos, scheme = torch.randint(0, 20, (2, 9)), cases.build("tisa")
+    expected = locant.attend(q, k, v, scheme, q_pos=pos[:, 6:], k_pos=pos)
+    torch.testing.assert_close(locant.attend(q, k, v, scheme, k_pos=pos), expected)
+
+
+@pytest.mark.parametrize("impl", ["auto", "eager", "sdpa"])
+def test_a_score_is_a_bias_inside_the_scale(impl):
+    score, bias = torch.randn(4, 17, dtype=torch.float64), torch.randn(4, 17, dtype=torch.float64)
+
+    class Both(locant.Scheme):
+        def __init__(self, *, inside):
+            super().__init__()
+            self.inside = inside
+
+        def terms(self, r):
+            return locant.Terms(bias=bias, score=score) if self.inside else locant.Terms(bias=bias + 0.7 * score)
+
+    tensors = cases.tensors()
+    ours, expected = (locant.attend(*tensors, Both(inside=x), scale=0.7, impl=impl) for x in (True, False))
+    torch.testing.assert_close(ours, expected)
+
+
 def test_positions_that_cannot_be_guessed():
     q, k, v = cases.tensors(lq=5, lk=3)
     with pytest.raises(ValueError, match="cannot infer positions for 5 queries over 3 keys; pass q_pos and k_pos"):
@@ -101,7 +146,35 @@ def test_a_scheme_whose_terms_are_wrong():
         def terms(self, r):
             return locant.Terms(bias=torch.zeros(1, len(r), dtype=torch.bfloat16))
 
+    def scheme(**shapes):
+        class Shaped(locant.Scheme):
+            def terms(self, r):
+                return locant.Terms(**{name: torch.zeros(shape) for name, shape in shapes.items()})
+
+        return Shaped()
+
+    for shapes, message in (
+        ({"bias": (17,)}, r"bias must have a column for each of the 17 offsets, got \[17\]"),
+        ({"bias": (3, 17)}, r"bias must be for 1 head \(shared\) or 4, got \[3, 17\]"),
+        ({"bias": (1, 17, 8)}, r"bias must be \[H, R\], got \[1, 17, 8\]"),
+        ({"gain": (1, 17, 7)}, r"gain must have the head size of q, 8; got \[1, 17, 7\]"),
+        ({"query": (1, 17)}, r"query must be \[H, R, D\], got \[1, 17\]"),
+        ({"key": (4, 17, 9)}, r"key must have the head size of q, 8; got \[4, 17, 9\]"),
+        ({"value": (1, 17, 9)}, r"value must have the head size of v, 8; got \[1, 17, 9\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            locant.attend(*cases.tensors(), scheme(**shapes))
     with pytest.raises(ValueError, match="bias must have a column for each of the 17 offsets"):
         locant.attend(*cases.tensors(), Short())
     with pytest.raises(TypeError, match=r"bias is torch.bfloat16 but must be float32 or wider"):
         locant.attend(*cases.tensors(), Half())
+
+
+def test_rotations_may_not_narrow():
+    class Narrow(locant.Scheme):
+        def rotate(self, q, k, q_pos, k_pos):
+            return q, k.half()
+
+    message = r"narrow\.rotate must return keys in torch\.float32 or a wider dtype, got torch\.float16"
+    with pytest.raises(TypeError, match=message):
+        locant.attend(*cases.tensors(dtype=torch.float32), Narrow())

@@ -44,11 +44,23 @@ def frozen(spec, **sizes):
 @pytest.mark.parametrize("spec", BIASES)
 def test_equal_to_eager_by_a_view(spec, causal, called):
     scheme = frozen(spec)
-    for kv, lq, lk in ((4, 9, 9), (2, 3, 9), (4, 1, 9)):
+    for kv, lq, lk in ((4, 9, 9), (2, 3, 9), (4, 2, 9), (4, 1, 9)):
         q, k, v = cases.tensors(kv=kv, lq=lq, lk=lk)
         for where in ({}, {"q_pos": torch.arange(lk - lq, lk) + 50, "k_pos": torch.arange(lk) + 50}):
             out = locant.attend(q, k, v, scheme, causal=causal, impl="sdpa", **where)
             torch.testing.assert_close(out, locant.attend(q, k, v, scheme, causal=causal, impl="eager", **where))
+    assert set(called) == {"_attend_band"}
+
+
+@pytest.mark.parametrize("apart", [-40, -16, -15, -12, -5, 0, 5, 12, 15, 16, 40])
+def test_keys_at_any_distance_from_the_queries(apart, called):
+    """The view over a range of which some, all or no offsets are beyond the reach of 12, at either end."""
+    scheme = frozen("t5:buckets=8,max_distance=12")
+    for lq, lk in ((5, 9), (9, 5), (1, 9)):
+        q, k, v = cases.tensors(lq=lq, lk=lk)
+        where = {"q_pos": torch.arange(lq), "k_pos": torch.arange(lk) + apart}
+        out = locant.attend(q, k, v, scheme, impl="sdpa", **where)
+        torch.testing.assert_close(out, locant.attend(q, k, v, scheme, impl="eager", **where))
     assert set(called) == {"_attend_band"}
 
 
@@ -101,6 +113,9 @@ def test_a_bias_that_is_not_a_view_is_a_dense_mask(called):
     locant.attend(q, k, v, frozen("huang4:clip=3"), impl="sdpa")
     locant.attend(q, k, v, cases.build("tisa"), dropout=0.5, impl="sdpa")  # its gradient would need the dropped weights
     assert set(called) == {"_attend_dense"}
+    called.clear()
+    locant.attend(q, k, v, scheme, dropout=0.5, impl="sdpa")  # without a gradient a view will do
+    assert called == ["_attend_band"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -165,3 +180,12 @@ def test_half_precision_training():
     for ours, true in zip(scheme.parameters(), truth.parameters(), strict=True):
         assert ours.grad.dtype == torch.float32
         assert (ours.grad - true.grad).abs().max() < 0.03 * true.grad.abs().max()
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+@pytest.mark.parametrize("impl", ["sdpa", "auto"])
+def test_causal_with_a_scale_that_is_not_positive(impl, scale):
+    """PyTorch's own causal mask is −∞ before the scale, and −∞ · 0 or −∞ · −1 is no mask."""
+    q, k, v = cases.tensors()
+    out = locant.attend(q, k, v, causal=True, scale=scale, impl=impl)
+    torch.testing.assert_close(out, locant.attend(q, k, v, causal=True, scale=scale, impl="eager"))

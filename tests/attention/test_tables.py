@@ -48,6 +48,19 @@ def test_a_decoding_step_computes_no_table_over_the_whole_range(monkeypatch):
         torch.testing.assert_close(out, truth(scheme, q, k, v, n), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("spec", ["tisa:kernels=3", "t5:buckets=8,max_distance=12", "huang4:clip=3", "kerple"])
+def test_any_changed_number_makes_new_tables(spec):
+    """Each parameter is changed in its last element alone."""
+    scheme = cases.build(spec).float()
+    q, k, v = cases.tensors(lq=30, lk=30, dtype=torch.float32)
+    for parameter in scheme.parameters():
+        before = whole(scheme, q, k, v, 30)
+        parameter.data.view(-1)[-1] += 3.0
+        after = whole(scheme, q, k, v, 30)
+        assert (after - before).abs().max() > 1e-4
+        torch.testing.assert_close(after, whole(copy.deepcopy(scheme), q, k, v, 30, impl="eager"), rtol=1e-4, atol=1e-5)
+
+
 def test_tables_are_computed_once_for_sequences_up_to_a_length(monkeypatch):
     columns, original = [], locant.SCHEMES["tisa"].terms
     monkeypatch.setattr(locant.SCHEMES["tisa"], "terms", lambda self, r: columns.append(len(r)) or original(self, r))

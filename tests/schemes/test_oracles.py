@@ -43,6 +43,15 @@ def test_cache_offset_and_wide_gaps(spec):
     compare(cases.build(spec), q, k, v, torch.tensor([-5, 900]), torch.tensor([900, -5, 0, 3, 2000]))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", cases.SPECS)
+def test_repeated_positions(spec, causal):
+    """Visible keys at the same position, in an order that is not sorted: CoPE counts all of them for each of them."""
+    q, k, v = cases.tensors(lq=5, lk=5)
+    pos = torch.tensor([[4, 2, 4, 2, 4], [7, 7, 7, 0, 0]])
+    compare(cases.build(spec), q, k, v, pos, pos, causal=causal)
+
+
 positions = st.integers(-30, 60)
 
 

@@ -1,5 +1,7 @@
 """Facts about single schemes that the oracles and laws do not state."""
 
+import copy
+
 import pytest
 import torch
 
@@ -109,6 +111,21 @@ def test_a_sum_of_a_vector_gain_and_a_rotation_is_not_shift_invariant():
     assert not cases.build("tisa+learned").shift_invariant
 
 
+def test_rotations_of_the_same_planes_commute():
+    """Planes of "half" are t and t + d/2, so they depend on the rotated size d; those of "interleaved" do not."""
+    assert cases.build("rope:layout=interleaved+rope:layout=interleaved,partial=0.5").shift_invariant
+    assert cases.build("rope+rope:theta=50").shift_invariant
+    assert not cases.build("rope+rope:partial=0.5").shift_invariant
+    assert not cases.build("rope+rope:layout=interleaved").shift_invariant
+
+
+def test_a_scheme_is_spelled_as_it_was_given():
+    for spec in ("shaw:clip=3,values=false", "xpos:gamma=0.3,base=600", "tisa", "t5:bidirectional=true"):
+        assert str(locant.scheme(spec, n_heads=2, head_dim=4)) == spec
+    assert str(locant.scheme("rope:theta=500000.0", head_dim=4)) == "rope:theta=500000"
+    assert repr(locant.scheme("tisa:kernels=2", n_heads=2)) == "Tisa(kernels=2, n_heads=2)"
+
+
 def test_a_sum_takes_the_scale_of_the_part_that_has_one():
     assert cases.build("deberta:buckets=8,max_distance=20+tisa").scale(8) == pytest.approx((3 * 8) ** -0.5)
 
@@ -152,6 +169,59 @@ def test_xpos_survives_long_spans(dtype):
         locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos * 100)
 
 
+def test_xpos_is_as_exact_far_from_zero():
+    """Each sequence has its own middle, from which the factors grow: far positions, and far rows, cost nothing."""
+    scheme = locant.scheme("xpos", head_dim=8)
+    q, k, v = cases.tensors(dtype=torch.float32)
+    pos = torch.arange(9).expand(2, 9)
+    near = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos)
+    for start in (torch.tensor([[10**6], [10**6]]), torch.tensor([[0], [10**6]]), torch.tensor([[10**6], [0]])):
+        request = locant.attention.request.prepare(q, k, v, scheme, q_pos=pos + start, k_pos=pos + start)
+        assert request.content_dtype == torch.float32
+        torch.testing.assert_close(
+            locant.attend(q, k, v, scheme, q_pos=pos + start, k_pos=pos + start), near, rtol=0, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("spec", ["xpos:base=4", "xpos:base=4+huang1:clip=3", "xpos:base=4+huang4:clip=3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_xpos_keeps_float64_over_wide_spans(spec, dtype):
+    """Output and gradients over 600 positions, where the factors of q and k overflow float32."""
+    scheme = cases.build(spec, n_heads=2).to(torch.float32)
+    inputs = [x.to(dtype) for x in cases.tensors(b=1, h=2, kv=2, lq=90, lk=90)]
+    pos = torch.arange(90) * 7
+    grad = torch.randn(1, 2, 90, 8)
+
+    def run(dtype, scheme, impl):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        out = locant.attend(*leaves, scheme, q_pos=pos, k_pos=pos, causal=True, impl=impl)
+        return [out, *torch.autograd.grad((out * grad).sum(), [*leaves, *scheme.parameters()])]
+
+    truth = run(torch.float64, copy.deepcopy(scheme).double(), "eager")
+    for got, expected in zip(run(dtype, scheme, "auto"), truth, strict=True):
+        error = (got.double() - expected).abs().max() / expected.abs().max()
+        assert error < 4 * torch.finfo(dtype).eps * (1 if dtype == torch.bfloat16 else 100)
+    with pytest.raises(ValueError, match=r"impl='fused' cannot do this: .*xpos.* needs float64 at these positions"):
+        run(dtype, scheme, "fused")
+
+
+@pytest.mark.parametrize("impl", ["auto", "eager", "sdpa"])
+@pytest.mark.parametrize("heads", ["shared", "own"])
+def test_cope_takes_parameters_of_another_dtype(impl, heads):
+    for dtype, other in [
+        (torch.float32, torch.float64),
+        (torch.float64, torch.bfloat16),
+        (torch.float16, torch.float32),
+    ]:
+        scheme = cases.build(f"cope:positions=4,heads={heads}").to(other)
+        q, k, v = cases.tensors(dtype=dtype)
+        with torch.no_grad():
+            out = locant.attend(q, k, v, scheme, impl=impl)
+            truth = locant.attend(q.double(), k.double(), v.double(), copy.deepcopy(scheme).double(), impl="eager")
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.double(), truth, rtol=0, atol=20 * torch.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_kerple_parameters_pushed_out_of_their_domain_come_back(kind):
     scheme = locant.scheme(f"kerple:kind={kind}", n_heads=2)
@@ -185,6 +255,17 @@ def test_buckets_do_not_depend_on_the_default_dtype():
         assert torch.equal(scheme.bucket(r), usual)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_the_buckets_of_deberta_end_within_its_reach():
+    """Attention asks for no offsets beyond the reach, so every one there must have the same row."""
+    with pytest.raises(ValueError, match="buckets must be even"):
+        locant.scheme("deberta:buckets=5,max_distance=9", n_heads=1, head_dim=2)
+    for buckets, longest in ((4, 4), (6, 5), (8, 20), (256, 512), (4, 10**6), (256, 10**7)):
+        scheme = locant.scheme(f"deberta:buckets={buckets},max_distance={longest}", n_heads=1, head_dim=2)
+        beyond = scheme.reach + torch.tensor([0, 1, 2, 10, 1000, 10**9])
+        assert scheme.bucket(beyond).unique().tolist() == [0]
+        assert scheme.bucket(-beyond).unique().tolist() == [2 * buckets - 1]
 
 
 def test_deepcopy_and_pickle_keep_the_spec():

@@ -181,7 +181,7 @@ class _Evaluations(TrainerCallback):
             on_evaluation,
         )
         self.steps, self.every = steps, max(EVERY, steps // EVALUATIONS)
-        lines = files.lines(out / run_folder.METRICS)
+        lines = run_folder.metrics(out / run_folder.METRICS)
         self.found = [AgreementAtStep(line["step"], line["agreement"], line["seconds"]) for line in lines]
         self.began = time.perf_counter() - (self.found[-1].seconds if self.found else 0.0)
 

@@ -27,14 +27,14 @@ What a back end does not support (`eager` supports everything):
 
                                                                         fused   sdpa   flex
     need_weights=True                                                     ×       ×      ×
-    a transform of torch.func, forward-mode differentiation               ×              ×
+    a transform of torch.func, forward-mode differentiation               ×       ×      ×
     a logit that is not a function of the offset alone (pair)             ×              ×
     a scalar gain                                                                 ×
     a vector gain, or a value term                                                ×      ×
     query or key vectors in a scheme without a reach                                     ×
     offsets that are not consecutive (`Offsets.inverse`)                  ×              ×
     dropout                                                                              ×
-    float64                                                               ×              ×
+    float64, also of rotated queries and keys (xpos over a wide span)     ×              ×
     float16, or another device than the CPU                               ×
     gradients on a CPU                                                                   ×
     no keys, no heads or a head size of 0                                 ×
@@ -106,6 +106,8 @@ def fused_unsupported(request: Request) -> str | None:
         return f"it runs on CPUs, and these tensors are on {request.q.device.type}"
     if request.q.dtype not in fused.DTYPES:
         return f"it computes in float32, from float32 or bfloat16 tensors; these are {request.q.dtype}"
+    if request.content_dtype == torch.float64:
+        return f"it computes in float32, and {request.scheme} needs float64 at these positions"
     if request.terms.pair is not None:
         return f"{request.scheme} has a logit that is not a function of the offset alone (pair)"
     if request.need_weights:
@@ -125,7 +127,9 @@ def sdpa_unsupported(request: Request) -> str | None:
     cannot = [name for name in ("gain", "value") if name in request.terms.used()]
     if cannot:
         return f"{request.scheme} uses {' and '.join(cannot)}, which do not fit into a mask"
-    return NO_WEIGHTS if request.need_weights else None
+    if request.need_weights:
+        return NO_WEIGHTS
+    return NO_TRANSFORMS if _transformed() else None
 
 
 def flex_unsupported(request: Request) -> str | None:
@@ -146,8 +150,9 @@ def flex_unsupported(request: Request) -> str | None:
         return "FlexAttention has no dropout"
     if request.offsets.inverse is not None:
         return "positions with large gaps have no table over consecutive offsets"
-    if request.q.dtype == torch.float64:
-        return "FlexAttention does not compute in float64"
+    if request.content_dtype == torch.float64:
+        whose = "" if request.q.dtype == torch.float64 else f", which {request.scheme} needs at these positions"
+        return f"FlexAttention does not compute in float64{whose}"
     if request.q.device.type == "cpu":
         tensors = [request.q, request.k, request.v, *terms.tables().values()]
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):

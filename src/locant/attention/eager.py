@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant.attention.request import Request
+from locant.attention.tables import transforming
 
 CHUNK = 2**24
 """A slice of [B, H, rows, Lk, D] has at most this many elements."""
@@ -27,9 +28,10 @@ CHUNK = 2**24
 def attend(request: Request) -> tuple[Tensor, Tensor | None]:
     """The output [B, H, Lq, Dv], and the weights [B, H, Lq, Lk] if the request needs them; in the dtype of q."""
     q, k, v = in_full(request)
-    rotated = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
+    rotated = _rotated(request, q, k)
     slices = list(_slices(request))
-    recompute = len(slices) > 1 and torch.is_grad_enabled()
+    # Transforms of torch.func do not allow the hooks of `checkpoint`: under them every slice is stored.
+    recompute = len(slices) > 1 and torch.is_grad_enabled() and (torch.compiler.is_compiling() or not transforming())
     if recompute:
         # The backward pass recomputes each slice: storing all of them would take the memory of the whole tensor. It
         # must find the same inputs: masks and positions are copied here, and a change of any other raises an error.
@@ -61,7 +63,7 @@ def _attend_unchanged(versions: list[tuple[Tensor, int]], *args: Any) -> tuple[T
 def logits(request: Request) -> Tensor:
     """The logits [B, H, Lq, Lk] of a request, before masking."""
     q, k, _ = in_full(request)
-    rotated = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
+    rotated = _rotated(request, q, k)
     return _logits(request, slice(None), q, k, *rotated)
 
 
@@ -70,6 +72,13 @@ def in_full(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     groups = request.q.shape[1] // request.k.shape[1]
     q, k, v = (x.to(request.wide) for x in (request.q, request.k, request.v))
     return q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+
+
+def _rotated(request: Request, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys of the content product, from those of `in_full`, in one dtype: `rotate` may widen either."""
+    rotated_q, rotated_k = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
+    dtype = torch.promote_types(rotated_q.dtype, rotated_k.dtype)
+    return rotated_q.to(dtype), rotated_k.to(dtype)
 
 
 def _attend_rows(

@@ -35,8 +35,7 @@ def bucket(length: int) -> int:
 
 def attend(request: Request) -> tuple[Tensor, None]:
     """The output [B, H, Lq, Dv] in the dtype of q, and None: FlexAttention returns no weights."""
-    q, k = request.rotated()
-    v = request.v.to(q.dtype)
+    q, k, v = (x.to(request.content_dtype) for x in (*request.rotated, request.v))
     lq, lk = q.shape[2], k.shape[2]
     more_q, more_k = bucket(lq) - lq, bucket(lk) - lk
     terms, lo, b = request.terms, request.offsets.lo, q.shape[0]

@@ -74,12 +74,12 @@ NO_GRADIENTS = Call(*(None for _ in Call._fields))  # type: ignore[arg-type]
 
 def make_call(request: Request) -> Call:
     """The call that computes a request."""
-    q, k = request.rotated()
+    q, k = request.rotated
     v, raw_q, raw_k = request.v, None, None
     tables = {name: getattr(request.terms, name) for name in TABLES}
     if q is not request.q or k is not request.k:
-        # rotate may widen, in dtype and in size
-        dtype = torch.bfloat16 if q.dtype == k.dtype == torch.bfloat16 else torch.float32
+        # rotate may widen, in dtype (not beyond float32, see `choice.fused_unsupported`) and in size
+        dtype = request.content_dtype
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if request.terms.query is not None or request.terms.key is not None:
             wider = (0, q.shape[3] - request.q.shape[3])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from locant.schemes.base import readable
+
 
 @dataclass(frozen=True)
 class Offsets:
@@ -43,12 +45,13 @@ def find_offsets(
             lo, hi = (torch.sym_min(torch.sym_max(x, -reach), reach) for x in (lo, hi))
         return Offsets(lo, hi + 1 - lo, device)
 
-    if positions is None or lq == 0:  # no values to read
+    if positions is None or lq == 0 or any(pos.shape[0] == 0 for pos in positions):  # no values to read
         return between(1 - lk, lq - 1 if lq else 1 - lk)
     q_pos, k_pos = positions
-    if torch.compiler.is_compiling() and reach is not None:
+    known = readable(q_pos) and readable(k_pos)
+    if not known and reach is not None:
         return between(-reach, reach)
-    if torch.compiler.is_compiling():  # compiled code has no values: a column for every pair
+    if not known:  # a column for every pair
         r = k_pos[:, None, :] - q_pos[:, :, None]
         return Offsets(0, r.numel(), device, r.flatten(), torch.arange(r.numel(), device=device).view(r.shape))
     lo = int((k_pos.amin(-1) - q_pos.amax(-1)).min())

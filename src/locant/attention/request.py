@@ -32,6 +32,7 @@ class Request:
     scheme: Scheme
     terms: Terms  # one column for each of `offsets`; score is already added to bias
     offsets: Offsets
+    rotated: tuple[Tensor, Tensor]  # q and k of the content product, perhaps in a wider dtype than q
     positions: tuple[Tensor, Tensor] | None  # of queries and keys; None if keys are 0 … Lk−1, queries the last Lq
     mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]; True = may attend
     causal: bool
@@ -52,22 +53,17 @@ class Request:
     @property
     def k_pos(self) -> Tensor:
         """[B or 1, Lk]"""
-        return (
-            torch.arange(self.k.shape[2], device=self.k.device)[None] if self.positions is None else self.positions[1]
-        )
+        return _default_positions(self.q, self.k)[1] if self.positions is None else self.positions[1]
 
     @property
     def q_pos(self) -> Tensor:
         """[B or 1, Lq]"""
-        if self.positions is None:  # the last of the keys, as in decoding with a cache
-            return self.k_pos[:, self.k.shape[2] - self.q.shape[2] :]
-        return self.positions[0]
+        return _default_positions(self.q, self.k)[0] if self.positions is None else self.positions[0]
 
-    def rotated(self) -> tuple[Tensor, Tensor]:
-        """Queries and keys of the content product: rotated by the scheme, if it rotates."""
-        if not self.scheme.rotates:
-            return self.q, self.k
-        return self.scheme.rotate(self.q, self.k, self.q_pos, self.k_pos)
+    @property
+    def content_dtype(self) -> torch.dtype:
+        """The dtype that holds the rotated queries and keys: that of q, or a wider one if `rotate` widens."""
+        return torch.promote_types(self.rotated[0].dtype, self.rotated[1].dtype)
 
     @property
     def wide(self) -> torch.dtype:
@@ -125,8 +121,9 @@ def prepare(
         inside = scale * terms.score
         terms = replace(terms, bias=inside if terms.bias is None else terms.bias + inside, score=None)
     return Request(
-        q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, positions=positions,
-        mask=_mask(mask, q, lk), causal=causal, scale=scale, dropout=dropout, need_weights=need_weights,
+        q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets,
+        rotated=_rotate(scheme, q, k, positions), positions=positions, mask=_mask(mask, q, lk),
+        causal=causal, scale=scale, dropout=dropout, need_weights=need_weights,
     )  # fmt: skip
 
 
@@ -184,6 +181,24 @@ def _positions(
     if q_pos is None:
         q_pos = k_pos[:, lk - lq :]  # the queries are the last of the keys, as in decoding with a cache
     return q_pos, k_pos
+
+
+def _default_positions(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys are 0 … Lk−1, and the queries the last Lq of them, as in decoding with a cache."""
+    lk = k.shape[2]
+    k_pos = torch.arange(lk, device=k.device)[None]
+    return k_pos[:, lk - q.shape[2] :], k_pos
+
+
+def _rotate(scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """The queries and keys of the content product. TypeError if the scheme returns them in a narrower dtype."""
+    if not scheme.rotates or q.shape[0] == 0 or q.shape[2] == 0:  # nothing to rotate
+        return q, k
+    rotated = scheme.rotate(q, k, *(_default_positions(q, k) if positions is None else positions))
+    for name, x in zip(("queries", "keys"), rotated, strict=True):
+        if x.dtype not in FLOATS or torch.promote_types(x.dtype, q.dtype) != x.dtype:
+            raise TypeError(f"{scheme}.rotate must return {name} in {q.dtype} or a wider dtype, got {x.dtype}")
+    return rotated
 
 
 def _check_positions(name: str, pos: Tensor, b: int, length: int, device: torch.device) -> Tensor:

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from locant.attention.eager import added_logits, in_full
 from locant.attention.request import Request
+from locant.schemes.base import readable
 
 ROWS = 2**22
 """The gradient of a bias is computed from at most this many logits at a time."""
@@ -28,8 +29,7 @@ ROWS = 2**22
 
 def attend(request: Request) -> tuple[Tensor, None]:
     """The output [B, H, Lq, Dv] in the dtype of q, and None: the kernel returns no weights."""
-    q, k = request.rotated()
-    v = request.v.to(q.dtype)  # rotate may widen
+    q, k, v = (x.to(request.content_dtype) for x in (*request.rotated, request.v))
     band, spans = _band(request), _spans(request)
     if band is not None and spans is not None:
         return _attend_band(request, q, k, v, band.to(torch.promote_types(band.dtype, q.dtype)), spans), None
@@ -47,7 +47,9 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             added = added.double()  # the kernel takes float32 masks for every dtype except float64
 
     # The kernel's own causal mask counts from the first key: right only where query i and key i are the same token.
+    # It multiplies −∞ by the scale: NaN unless the scale is above 0.
     by_index = request.causal and request.consecutive and lq == lk and request.mask is None and added is None
+    by_index = by_index and request.scale > 0
     visible = None if by_index else request.visible()
     nothing = None
     if visible is not None:
@@ -169,9 +171,9 @@ def _band(request: Request) -> Tensor | None:
 
 def _in_step(request: Request) -> bool:
     """Whether positions go up by one, and the distance of keys and queries is the same in every sequence."""
-    if torch.compiler.is_compiling() or request.offsets.inverse is not None:
-        return False
     q_pos, k_pos = request.q_pos, request.k_pos
+    if request.offsets.inverse is not None or not (readable(q_pos) and readable(k_pos)):
+        return False
     apart = k_pos[:, 0] - q_pos[:, 0]
     return bool((q_pos.diff(dim=-1) == 1).all() and (k_pos.diff(dim=-1) == 1).all() and (apart == apart[0]).all())
 
@@ -182,7 +184,7 @@ def _spans(request: Request) -> list[tuple[slice, int, int]] | None:
     mask = request.mask
     if mask is None:
         return [(slice(0, b), 0, lk)]
-    if torch.compiler.is_compiling() or mask.shape[1] != 1 or not (mask == mask[:, :, :1]).all():
+    if not readable(mask) or mask.shape[1] != 1 or not (mask == mask[:, :, :1]).all():
         return None
     spans = []
     keys = mask[:, 0, 0].expand(b, lk)

@@ -36,7 +36,7 @@ def load_setting(work: Work, data: Path) -> Setting:
     """Returns the setting of the task, with the tokenizer from the folder of the prepared data."""
     from transformers import AutoTokenizer
 
-    return Setting(work.preset, AutoTokenizer.from_pretrained(data), data)
+    return Setting(work.preset, AutoTokenizer.from_pretrained(data, trust_remote_code=False), data)
 
 
 def quiet() -> None:
@@ -175,7 +175,9 @@ def _step(checkpoint: Path | None) -> int:
 
 def _seconds_per_step(folder: Path) -> float:
     """Returns the median time of a step between two logged ones. The first steps, and pauses, have little weight."""
-    rows = [line for line in files.lines(folder / run_folder.METRICS) if line["kind"] == "step" and "loss" in line]
+    rows = [
+        line for line in run_folder.metrics(folder / run_folder.METRICS) if line["kind"] == "step" and "loss" in line
+    ]
     steps = [
         (after["seconds"] - before["seconds"]) / (after["step"] - before["step"])
         for before, after in itertools.pairwise(rows)

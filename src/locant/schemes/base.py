@@ -140,7 +140,8 @@ class Scheme(nn.Module):
     def terms(self, r: Tensor) -> Terms:
         """Returns tables over the offsets r (1-D, integer, in any order): column c belongs to r[c].
 
-        A column depends on its own offset alone. Tables are float32 or wider, whatever the dtype of the parameters.
+        A column depends on its own offset alone. Tables are float32 or wider, whatever the dtype of the parameters,
+        and so are the sums that make the gradients of parameters (see `wide`).
         """
         return Terms()
 
@@ -240,8 +241,24 @@ def _spell(value: Any) -> str:
 
 
 def wide(x: Tensor) -> Tensor:
-    """Returns x in float32 or wider: half-precision parameters must not make half-precision tables."""
+    """Returns x in float32 or wider: half-precision parameters must not make half-precision tables.
+
+    Widen a parameter before indexing it. The gradient of an index is a sum, and it is summed in the dtype that was
+    indexed.
+    """
     return x if x.dtype == torch.float64 else x.float()
+
+
+def readable(x: Tensor) -> bool:
+    """Returns whether Python can read the values of x: not while torch.compile traces, and not under vmap."""
+    if torch.compiler.is_compiling():
+        return False
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return False
+        x = functorch.get_unwrapped(x)
+    return True
 
 
 def exact(x: Tensor) -> Tensor:

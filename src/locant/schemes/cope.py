@@ -44,7 +44,7 @@ class Cope(Scheme):
             gates = gates.gather(-1, _as_keys(order, gates))
             counted = gates.flip(-1).cumsum(-1).flip(-1).gather(-1, _as_keys(first, gates)).clamp(max=last)
 
-            at_whole = q @ table.mT  # [B, H, Lq, positions]
+            at_whole = q @ table.to(q.dtype).mT  # [B, H, Lq, positions]
             below = counted.detach().floor()
             part = counted - below
             above = (below.long() + 1).clamp(max=last)

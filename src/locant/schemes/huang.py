@@ -33,7 +33,7 @@ class Huang1(Scheme):
         return self.clip
 
     def terms(self, r: Tensor) -> Terms:
-        return Terms(gain=wide(self.table[:, r.abs().clamp(max=self.clip)]))
+        return Terms(gain=wide(self.table)[:, r.abs().clamp(max=self.clip)])
 
     def parameter_count(self) -> int:
         return (1 if self.heads == "shared" else self.n_heads) * (self.clip + 1)

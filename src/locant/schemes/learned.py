@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from locant.schemes.base import Scheme, check_int, check_positions
+from locant.schemes.base import Scheme, check_int, check_positions, readable, wide
 
 
 class Learned(Scheme):
@@ -29,8 +29,8 @@ class Learned(Scheme):
 
     def embed(self, pos: Tensor) -> Tensor:
         pos = check_positions(self, pos)
-        # Compiled code cannot read the values; there F.embedding itself rejects positions out of range.
-        if not torch.compiler.is_compiling() and pos.numel():
+        # Where the values cannot be read, F.embedding itself rejects positions out of range.
+        if readable(pos) and pos.numel():
             low, high = int(pos.min()), int(pos.max())
             if low < 0 or high >= self.length:
                 bad = low if low < 0 else high
@@ -38,7 +38,7 @@ class Learned(Scheme):
                     f"learned: position {bad} is outside the table (0 … {self.length - 1}); "
                     f"use learned:length={max(high, 0) + 1} or a scheme without a length, such as tisa or alibi"
                 )
-        return F.embedding(pos, self.table)  # [*pos.shape, d_model]
+        return F.embedding(pos, wide(self.table)).to(self.table.dtype)  # [*pos.shape, d_model]
 
     @property
     def position_table(self) -> Tensor:

@@ -50,7 +50,7 @@ class T5(Scheme):
         return self.max_distance
 
     def terms(self, r: Tensor) -> Terms:
-        return Terms(bias=wide(self.table[:, self.bucket(r)]))
+        return Terms(bias=wide(self.table)[:, self.bucket(r)])
 
     @property
     def bucket_table(self) -> Tensor:

@@ -19,4 +19,4 @@ def table_heads(scheme: Scheme, clip: int, heads: str, n_heads: int) -> int:
 
 def rows(table: Tensor, r: Tensor, clip: int) -> Tensor:
     """Returns [H, R(, D)] from a table [H, 2·clip + 1(, D)] whose first row is r = −clip."""
-    return wide(table[:, r.clamp(-clip, clip) + clip])
+    return wide(table)[:, r.clamp(-clip, clip) + clip]

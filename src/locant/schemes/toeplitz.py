@@ -30,7 +30,7 @@ class Toeplitz(Scheme):
         return self.clip
 
     def terms(self, r: Tensor) -> Terms:
-        return Terms(bias=wide(self.table[:, r.clamp(-self.clip, self.clip) + self.clip]))
+        return Terms(bias=wide(self.table)[:, r.clamp(-self.clip, self.clip) + self.clip])
 
     def parameter_count(self) -> int:
         return (2 * self.clip + 1) * self.n_heads

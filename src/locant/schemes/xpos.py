@@ -4,8 +4,8 @@
 
 The pair t of the product is multiplied by ζ_t^{(i−j)/base}. This decays towards the past and grows towards the future,
 so xPos is meant for causal models. The powers are relative to the middle position of each row. If they would overflow
-the dtype of q and k, the result is float64; if they would overflow float64, `rotate` raises. Compiled code cannot read
-positions: it always uses float64, and returns inf or NaN in the last case.
+the dtype of q and k, the result is float64; if they would overflow float64, `rotate` raises. Compiled code and
+vmap cannot read positions: they always use float64, and return inf or NaN in the last case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from locant.schemes.base import Scheme, check_choice, check_even, check_float, check_int, exact
+from locant.schemes.base import Scheme, check_choice, check_even, check_float, check_int, exact, readable
 from locant.schemes.rope import LAYOUTS, rotated
 from locant.schemes.sinusoidal import frequencies
 
@@ -50,7 +50,7 @@ class Xpos(Scheme):
         last = torch.maximum(q_pos.amax(-1), k_pos.amax(-1))
         middle = (exact(first + last) / 2)[:, None]  # [B or 1, 1]
 
-        if torch.compiler.is_compiling():  # the span is not known
+        if not readable(middle):  # the span is not known
             q, k = q.double(), k.double()
         else:
             span = int((last - first).max())

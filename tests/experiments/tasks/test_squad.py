@@ -440,9 +440,9 @@ def test_a_question_twice(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is not in JSON"),
-        ('{"data": [', "is not in JSON"),
-        ("[]", "no list 'data'"),
+        ("", "is damaged: Expecting value"),
+        ('{"data": [', "is damaged: Expecting value"),
+        ("[]", "expected a JSON object, got list"),
         ('{"version": 1}', "no list 'data'"),
         ('{"data": []}', "is empty"),
         ('{"data": [{"title": "x"}]}', "KeyError('paragraphs') at the first question"),

@@ -13,7 +13,6 @@ questions have such an answer.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from torch.utils.data import Dataset
 from locant.experiments.presets import ANSWERS
 from locant.experiments.tasks.rows import Rows, batches, fit, open_rows, pad, small, spread, write_rows
 from locant.experiments.tasks.task import Evaluation, Setting, Task, order, too_long
-from locant.runs import text_source
+from locant.runs import text_source, untrusted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -282,15 +281,12 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def _articles(path: Path) -> list[Any]:
-    try:
-        articles = json.loads(text_source.read(path))["data"]
-    except json.JSONDecodeError as problem:
-        raise ValueError(f"{path} is not in JSON: {problem}") from None
-    except (KeyError, TypeError):
-        raise ValueError(f"{path} is not in the format of SQuAD: it has no list 'data' of articles") from None
+    articles = untrusted.parse_object(text_source.read_bytes(path), str(path)).get("data")
+    if not isinstance(articles, list):
+        raise ValueError(f"{path} is not in the format of SQuAD: it has no list 'data' of articles")
     if not articles:
         raise ValueError(f"{path} is empty: it has no articles")
-    return list(articles)
+    return articles
 
 
 def _held_out(path: Path) -> tuple[list[Question], list[Question]]:
@@ -314,8 +310,8 @@ def _questions(path: Path, articles: list[Any]) -> list[Question]:
         for paragraph in chain.from_iterable(article["paragraphs"] for article in articles):
             for each in paragraph["qas"]:
                 answers = tuple((str(answer["text"]), int(answer["answer_start"])) for answer in each["answers"])
-                found.append(Question(str(each["id"]), each["question"], paragraph["context"], answers))
-    except (KeyError, TypeError, ValueError) as problem:
+                found.append(Question(str(each["id"]), str(each["question"]), str(paragraph["context"]), answers))
+    except (KeyError, TypeError, ValueError, OverflowError) as problem:
         after = f"after question {found[-1].id}" if found else "at the first question"
         raise ValueError(f"{path} is not in the format of SQuAD v1.1: {problem!r} {after}") from None
     return _checked(found, str(path))

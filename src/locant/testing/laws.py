@@ -1,35 +1,10 @@
-"""Laws that every position scheme obeys, for schemes of your own as well.
-
-    locant.testing.check_scheme(MyScheme(n_heads=4))
-
-raises an AssertionError that names the laws that fail. The laws:
-
-    tables       the terms have a column per offset, fit the heads and are float32 or wider even for a bfloat16 model
-    locality     a column depends on its own offset alone: terms(r)[part] = terms(r[part]), and an embedding on its
-                 own position; a second call gives the same, and a call changes no state
-    rows         a batch of sequences, each with positions of its own, equals the sequences one by one
-    shift        if and only if `shift_invariant`, moving every position by the same amount changes nothing
-    decode       if `incremental`, one query at a time, as with a cache, equals the full pass
-    irregular    if `pairwise`, positions with gaps and in any order give the same logits as the full matrix at those
-                 positions
-    gradient     autograd agrees with finite differences in float64, for q, k, v and every parameter
-    reach        if the scheme has a `reach`, its terms do not change beyond it
-    back ends    every back end that supports the scheme agrees with `eager`, also with fewer key/value heads
-    far away     values at |r| = 100,000 are finite
-    parameters   their number is `parameter_count()`, and each of them has an effect
-    spec         str(scheme) builds the same scheme again
-    state        state_dict into a fresh scheme gives the same logits
-
-The laws run on a copy with changed parameters: a scheme whose initial parameters have no effect would pass most laws
-by doing nothing.
-"""
+"""The laws, one function each: it raises an AssertionError if the law is broken."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,73 +12,15 @@ from torch import Tensor
 
 from locant.attention import BACKENDS, attend, eager
 from locant.attention.request import prepare
-from locant.schemes import SCHEMES, Scheme
-from locant.schemes.base import DIMS
-from locant.spec import scheme as from_spec
+from locant.schemes import Scheme
+from locant.testing.subject import Subject, effects, rebuild
 
 TIGHT = 1e-9  # float64 against float64, where only the order of operations differs
 FAR = 100_000
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of one law: `passed` is True, False, or None if the law does not apply; `detail` is the reason."""
-
-    law: str
-    passed: bool | None
-    detail: str = ""
-
-
 class NotApplicable(Exception):
     """A law does not apply to this scheme."""
-
-
-def check_scheme(scheme: Scheme, *, seed: int = 0) -> list[Outcome]:
-    """The outcomes of all laws for a scheme; AssertionError with all failures if there are any."""
-    outcomes = list(run_laws(scheme, seed=seed))
-    failed = [outcome for outcome in outcomes if outcome.passed is False]
-    if failed:
-        lines = "\n".join(f"  {outcome.law}: {outcome.detail}" for outcome in failed)
-        raise AssertionError(f"{scheme} breaks {len(failed)} of {len(outcomes)} laws:\n{lines}")
-    return outcomes
-
-
-def run_laws(scheme: Scheme, *, seed: int = 0) -> Iterator[Outcome]:
-    """The outcomes of all laws for a scheme, one at a time."""
-    if not isinstance(scheme, Scheme):
-        raise TypeError(f"check_scheme takes a Scheme, got {type(scheme).__name__}")
-    for law, run in LAWS.items():
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            try:
-                run(Subject(scheme))
-                yield Outcome(law, True)
-            except NotApplicable as reason:
-                yield Outcome(law, None, str(reason))
-            except Exception as problem:  # a scheme that crashes breaks the law it crashes in; the others still run
-                kind = "" if isinstance(problem, AssertionError) else f"{type(problem).__name__}: "
-                yield Outcome(law, False, f"{kind}{problem}")
-
-
-class Subject:
-    """A scheme under test, in float64 and with changed parameters, and random q, k and v that fit it."""
-
-    def __init__(self, scheme: Scheme, batch: int = 2, length: int = 11) -> None:
-        self.original = scheme
-        self.scheme = copy.deepcopy(scheme).double()
-        with torch.no_grad():
-            for parameter in self.scheme.parameters():
-                parameter.add_(0.3 * torch.randn_like(parameter))
-        n_heads, head_dim = getattr(scheme, "n_heads", 4), getattr(scheme, "head_dim", 8)
-        self.length = length if scheme.max_length is None else min(length, scheme.max_length)
-        shape = (batch, n_heads, self.length, head_dim)
-        self.q, self.k, self.v = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
-
-    def logits(self, pick: Tensor, pos: Tensor, scheme: Scheme | None = None) -> Tensor:
-        """Logits of the tokens `pick`, at the positions `pos`."""
-        scheme = scheme or self.scheme
-        q, k, v = (x[:, :, pick] for x in (self.q, self.k, self.v))
-        return eager.logits(prepare(q, k, v, scheme, q_pos=pos, k_pos=pos))
 
 
 def _tables(subject: Subject) -> None:
@@ -257,6 +174,39 @@ def _gradient(subject: Subject) -> None:
             _require(torch.autograd.gradcheck(run, (q, k, v, *values), fast_mode=True), "gradcheck failed")
 
 
+def _precision(subject: Subject) -> None:
+    if not any(parameter.numel() for parameter in subject.scheme.parameters()):
+        raise NotApplicable("no parameters")
+    narrow = copy.deepcopy(subject.scheme).bfloat16()
+    sums = [_gradient_sums(subject, scheme) for scheme in (narrow, copy.deepcopy(narrow).float())]
+    for name, got in sums[0].items():
+        truth = sums[1][name]
+        # A sum in float32 is rounded once, to the parameter's bfloat16; the rest is for sums near 0.
+        allowed = torch.finfo(torch.bfloat16).eps * (truth.abs() + truth.abs().max() / 8)
+        worst = ((got - truth).abs() - allowed).argmax()
+        values = f"{got.flatten()[worst]:.4g} in bfloat16 and {truth.flatten()[worst]:.4g} in float32"
+        _require(
+            bool(((got - truth).abs() <= allowed).all()),
+            f"the gradient of {name} is {values}; widen the parameter (locant.schemes.base.wide) before indexing it",
+        )
+
+
+def _gradient_sums(subject: Subject, scheme: Scheme) -> dict[str, Tensor]:
+    """Gradients of all parameters in float64, from a sequence so long that hundreds of offsets share a parameter."""
+    n, limit = 128, scheme.max_length
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, subject.q.shape[1], n, subject.q.shape[3])
+    q, k, v, grad = (torch.randn(shape, generator=generator) for _ in range(4))
+    pos = torch.arange(n) if limit is None else torch.arange(n) % limit
+    total = (attend(q, k, v, scheme, q_pos=pos, k_pos=pos, impl="eager") * grad).sum()
+    embedded = scheme.embed(torch.arange(8 * n) % 3)
+    if embedded is not None:
+        total = total + embedded.sum()
+    scheme.zero_grad()
+    total.backward()
+    return {name: x.grad.double() for name, x in scheme.named_parameters() if x.grad is not None}
+
+
 def _back_ends(subject: Subject) -> None:
     pos = torch.arange(subject.length) + 3
     mask = torch.rand(subject.q.shape[0], 1, subject.length, subject.length) < 0.7
@@ -319,14 +269,14 @@ def _parameters(subject: Subject) -> None:
     count, formula = sum(p.numel() for p in subject.scheme.parameters()), subject.scheme.parameter_count()
     _require(count == formula, f"it has {count} parameters, but parameter_count() is {formula}")
     pos = torch.arange(subject.length)
-    before, embedded = _effects(subject, pos)
+    before, embedded = effects(subject, pos)
     for name, parameter in subject.scheme.named_parameters():
         if parameter.numel() == 0:
             continue
         value = parameter.detach().clone()
         with torch.no_grad():
             parameter.add_(0.1 * torch.randn_like(parameter))
-        after, moved = _effects(subject, pos)
+        after, moved = effects(subject, pos)
         with torch.no_grad():
             parameter.copy_(value)
         same = _distance(after, before) == 0 and (moved is None or embedded is None or _distance(moved, embedded) == 0)
@@ -334,7 +284,7 @@ def _parameters(subject: Subject) -> None:
 
 
 def _spec(subject: Subject) -> None:
-    again = _rebuild(subject.original)
+    again = rebuild(subject.original)
     _require(str(again) == str(subject.original), f"{subject.original} builds {again}")
     shapes = [{name: x.shape for name, x in s.state_dict().items()} for s in (subject.original, again)]
     _require(shapes[0] == shapes[1], f"the rebuilt scheme has other parameters: {shapes}")
@@ -342,7 +292,7 @@ def _spec(subject: Subject) -> None:
 
 def _state(subject: Subject) -> None:
     pos = torch.arange(subject.length)
-    again = _rebuild(subject.original).double()
+    again = rebuild(subject.original).double()
     again.load_state_dict(subject.scheme.state_dict())
     _require(
         torch.equal(subject.logits(pos, pos, again), subject.logits(pos, pos)), "logits differ after load_state_dict"
@@ -351,14 +301,6 @@ def _state(subject: Subject) -> None:
     _require((first is None) == (second is None), "one of the two has an embedding")
     if first is not None and second is not None:
         _require(torch.equal(first, second), "embeddings differ after load_state_dict")
-
-
-def _effects(subject: Subject, pos: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Everything that a scheme affects: logits, at short and long distances, outputs, and embeddings."""
-    far = pos * 40 if subject.scheme.max_length is None else pos
-    parts = [subject.logits(pos, pos), subject.logits(pos, far)]
-    parts.append(attend(subject.q, subject.k, subject.v, subject.scheme, impl="eager"))
-    return torch.cat([part.detach().flatten() for part in parts]), subject.scheme.embed(pos)
 
 
 @contextmanager
@@ -376,13 +318,6 @@ def _require(holds: bool | Tensor, otherwise: str) -> None:
         raise AssertionError(otherwise)
 
 
-def _rebuild(scheme: Scheme) -> Scheme:
-    """A new scheme from the spec of this one, which need not be registered."""
-    parts = [part for part in scheme.modules() if isinstance(part, Scheme)]
-    known = {**SCHEMES, **{part.name(): type(part) for part in parts}}
-    return from_spec(str(scheme), schemes=known, **{dim: getattr(scheme, dim, None) for dim in DIMS})
-
-
 def _distance(a: Tensor, b: Tensor) -> float:
     """The largest difference of two tensors, relative to `b` where it exceeds 1."""
     if a.numel() == 0:
@@ -398,6 +333,7 @@ LAWS: dict[str, Callable[[Subject], None]] = {
     "decode": _decode,
     "irregular": _irregular,
     "gradient": _gradient,
+    "precision": _precision,
     "reach": _reach,
     "back ends": _back_ends,
     "far away": _far_away,

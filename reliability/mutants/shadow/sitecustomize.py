@@ -1,0 +1,12 @@
+"""Runs when a Python process starts that a test of a mutant started: puts the mutant in place."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+if os.environ.get("LOCANT_MUTANT"):
+    from reliability.mutants.applying import Finder
+
+    _root, _path, _text = json.loads(Path(os.environ["LOCANT_MUTANT"]).read_text())
+    sys.meta_path.insert(0, Finder(Path(_root), _path, _text))

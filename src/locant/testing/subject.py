@@ -1,0 +1,50 @@
+"""`Subject`: a scheme under test, with tensors that fit it."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from locant.attention import attend, eager
+from locant.attention.request import prepare
+from locant.schemes import SCHEMES, Scheme
+from locant.schemes.base import DIMS
+from locant.spec import scheme as from_spec
+
+
+class Subject:
+    """A scheme under test, in float64 and with changed parameters, and random q, k and v that fit it."""
+
+    def __init__(self, scheme: Scheme, batch: int = 2, length: int = 11) -> None:
+        self.original = scheme
+        self.scheme = copy.deepcopy(scheme).double()
+        with torch.no_grad():
+            for parameter in self.scheme.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        n_heads, head_dim = getattr(scheme, "n_heads", 4), getattr(scheme, "head_dim", 8)
+        self.length = length if scheme.max_length is None else min(length, scheme.max_length)
+        shape = (batch, n_heads, self.length, head_dim)
+        self.q, self.k, self.v = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
+
+    def logits(self, pick: Tensor, pos: Tensor, scheme: Scheme | None = None) -> Tensor:
+        """Logits of the tokens `pick`, at the positions `pos`."""
+        scheme = scheme or self.scheme
+        q, k, v = (x[:, :, pick] for x in (self.q, self.k, self.v))
+        return eager.logits(prepare(q, k, v, scheme, q_pos=pos, k_pos=pos))
+
+
+def effects(subject: Subject, pos: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Everything that a scheme affects: logits, at short and long distances, outputs, and embeddings."""
+    far = pos * 40 if subject.scheme.max_length is None else pos
+    parts = [subject.logits(pos, pos), subject.logits(pos, far)]
+    parts.append(attend(subject.q, subject.k, subject.v, subject.scheme, impl="eager"))
+    return torch.cat([part.detach().flatten() for part in parts]), subject.scheme.embed(pos)
+
+
+def rebuild(scheme: Scheme) -> Scheme:
+    """A new scheme from the spec of this one, which need not be registered."""
+    parts = [part for part in scheme.modules() if isinstance(part, Scheme)]
+    known = {**SCHEMES, **{part.name(): type(part) for part in parts}}
+    return from_spec(str(scheme), schemes=known, **{dim: getattr(scheme, dim, None) for dim in DIMS})

@@ -1,0 +1,92 @@
+"""`locant.attention.diagnosis`: what `locant doctor` prints."""
+
+import platform
+
+import pytest
+import torch
+
+from locant.attention import build, diagnosis
+
+
+class Library:
+    """In place of a loaded kernel."""
+
+    def locant_lanes(self):
+        return 8
+
+
+def found(monkeypatch, built):
+    monkeypatch.setattr(diagnosis, "build", lambda: built)
+    return {finding.name: finding for finding in diagnosis.diagnose()}
+
+
+def test_findings_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    command = "gcc -O3 -fopenmp"
+    findings = found(monkeypatch, build.Built(Library(), "built and loaded", "kernel.so", command, 1.26))
+    assert {name: finding.active for name, finding in findings.items()} == {
+        "python": None, "torch": None, "GPU": None, "fused": True, "its library": None, "cache folder": None,
+        "sdpa": True, "flex": False, "eager": True,
+    }  # fmt: skip
+    assert findings["python"].detail == f"{platform.python_version()} on {platform.platform()}"
+    assert findings["torch"].detail == f"{torch.__version__}, {torch.get_num_threads()} threads"
+    assert findings["GPU"].detail == "none that torch can use"
+    assert findings["fused"].detail == "built in 1.3 s with `gcc -O3 -fopenmp`: 8 lanes, threads"
+    assert findings["its library"].detail == "kernel.so"
+    assert findings["cache folder"].detail == str(build.cache_folder())
+    assert "for GPUs; here only forward" in findings["flex"].detail
+
+
+def test_findings_of_other_kernels(monkeypatch):
+    before = found(monkeypatch, build.Built(Library(), "built before and loaded", "kernel.so", "gcc -O3"))
+    assert before["fused"].detail == "built before with `gcc -O3`: 8 lanes, no threads"
+    none = found(monkeypatch, build.Built(None, "no C compiler was found"))
+    assert none["fused"].active is False
+    assert "no C compiler was found. Without it" in none["fused"].detail
+    assert "its library" not in none
+
+
+def test_findings_with_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    findings = found(monkeypatch, build.Built(None, "no C compiler was found"))
+    assert findings["GPU"].detail == "a GPU"
+    assert findings["flex"].active is True
+    assert findings["flex"].detail == "the back end for GPUs"
+
+
+@pytest.mark.skipif(build.build().library is None, reason="no kernel here; returns with a C compiler")
+def test_choices_on_a_cpu(monkeypatch):
+    """The table of `locant doctor`: the rules of `choice.py` in five situations."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    columns = ("reading", "training", "in bfloat16", "in float64", "decoding")
+    rows = {
+        "rope": ("sdpa", "sdpa", "sdpa", "sdpa", "sdpa"),
+        "tisa": ("fused", "fused", "fused", "sdpa", "sdpa"),
+        "huang4:clip=64": ("fused", "fused", "fused", "sdpa", "fused"),
+        "huang3:clip=64": ("fused", "fused", "fused", "eager", "fused"),
+        "shaw:clip=64": ("fused", "fused", "fused", "eager", "fused"),
+        "cope": ("sdpa", "sdpa", "sdpa", "sdpa", "sdpa"),
+    }
+    assert diagnosis.choices() == {spec: dict(zip(columns, row, strict=True)) for spec, row in rows.items()}
+
+
+def test_gradients_and_sizes_of_the_situations(monkeypatch):
+    seen = []
+    choose = diagnosis.choose
+
+    def record(request, impl):
+        q, k = request.q, request.k
+        grad = torch.is_grad_enabled()
+        seen.append((q.shape, k.shape, q.dtype, grad, q.requires_grad, k.requires_grad, request.causal, impl))
+        return choose(request, impl)
+
+    monkeypatch.setattr(diagnosis, "choose", record)
+    diagnosis.choices()
+    sizes = [(64, torch.float32, False), (64, torch.float32, True), (64, torch.bfloat16, True)]
+    sizes += [(64, torch.float64, True), (1, torch.float32, False)]
+    expected = [
+        ((1, 2, queries, 16), (1, 2, 64, 16), dtype, train, train, train, True, "auto")
+        for queries, dtype, train in sizes
+    ]
+    assert seen == expected * 6

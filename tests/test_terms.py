@@ -1,0 +1,83 @@
+"""The algebra of `Terms`, field by field."""
+
+import pytest
+import torch
+
+from locant.terms import TABLES, Terms
+
+
+def table(name, *, vector=True):
+    return torch.randn(2, 5, 3) if name not in ("bias", "score") and vector else torch.randn(2, 5)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_sum_adds_each_table_and_multiplies_gains(name):
+    a, b = table(name), table(name)
+    both = Terms(**{name: a}) + Terms(**{name: b})
+    assert both.used() == (name,)
+    torch.testing.assert_close(getattr(both, name), a * b if name == "gain" else a + b)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_one_part_is_that_of_the_sum(name):
+    a = table(name)
+    for both in (Terms(**{name: a}) + Terms(), Terms() + Terms(**{name: a})):
+        assert both.used() == (name,)
+        assert getattr(both, name) is a
+
+
+def test_a_scalar_gain_multiplies_every_coordinate_of_a_vector_gain():
+    scalar, vector = table("gain", vector=False), table("gain")
+    for both in (Terms(gain=scalar) + Terms(gain=vector), Terms(gain=vector) + Terms(gain=scalar)):
+        torch.testing.assert_close(both.gain, scalar[:, :, None] * vector)
+
+
+def pair(factor, seen):
+    """A pair whose value depends on each of its arguments."""
+
+    def call(q, k, q_pos, k_pos, *, scale, visible):
+        seen.append((q, k, q_pos, k_pos, scale, visible))
+        return factor * (scale * q @ k.mT + q_pos[:, None, :, None] - k_pos[:, None, None, :]) * visible
+
+    return call
+
+
+def test_pairs_add_and_receive_the_same_arguments():
+    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
+    q_pos, k_pos, visible = torch.arange(3)[None], torch.arange(5)[None], torch.rand(1, 1, 3, 5) > 0.5
+    seen = []
+    first, second = pair(1.0, seen), pair(0.5, seen)
+    both = Terms(pair=first) + Terms(pair=second)
+    assert both.used() == ("pair",)
+    arguments, named = (q, k, q_pos, k_pos), {"scale": 0.7, "visible": visible}
+    found = both.pair(*arguments, **named)
+    assert all(all(a is b for a, b in zip(each, (*arguments, 0.7, visible), strict=True)) for each in seen)
+    torch.testing.assert_close(found, first(*arguments, **named) + second(*arguments, **named))
+    for one in (Terms(pair=first) + Terms(), Terms() + Terms(pair=first)):
+        assert one.pair is first
+    assert (Terms() + Terms()).used() == ()
+
+
+def test_fields_in_use():
+    assert Terms().used() == ()
+    everything = Terms(**{name: table(name) for name in TABLES}, pair=pair(1.0, []))
+    assert everything.used() == (*TABLES, "pair")
+    assert tuple(everything.tables()) == TABLES
+
+
+def test_columns_and_consecutive_columns():
+    terms = Terms(bias=table("bias"), key=table("key"), pair=pair(1.0, []))
+    index = torch.tensor([3, 0, 3])
+    chosen, narrow = terms.columns(index), terms.narrow(1, 3)
+    for name in ("bias", "key"):
+        torch.testing.assert_close(getattr(chosen, name), getattr(terms, name)[:, [3, 0, 3]])
+        torch.testing.assert_close(getattr(narrow, name), getattr(terms, name)[:, 1:4])
+        assert getattr(narrow, name)._base is getattr(terms, name)
+    assert chosen.pair is narrow.pair is terms.pair
+
+
+def test_dtypes():
+    terms = Terms(bias=table("bias"), key=table("key").double())
+    assert {x.dtype for x in terms.to(torch.float64).tables().values()} == {torch.float64}
+    same = Terms(bias=table("bias"))
+    assert same.to(torch.float32) is same
