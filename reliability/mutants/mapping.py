@@ -59,7 +59,7 @@ def names(test: str, path: str) -> bool:
 class Reach:
     """What one run of the tests showed: how long each took, and which lines it ran."""
 
-    seconds: dict[str, float] = field(default_factory=dict)  # of the tests that passed
+    seconds: dict[str, float] = field(default_factory=dict)  # of CPU time, of the tests that passed
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)  # source file -> line -> tests
     spawning: set[str] = field(default_factory=set)  # tests that start other processes
     at_import: dict[str, set[int]] = field(default_factory=dict)  # source file -> lines that ran outside of tests
