@@ -17,8 +17,10 @@ from measuring import RESULTS, append_csv, command_line, minilm, read_csv
 
 import locant
 from locant.adaptation import sample
+from locant.adaptation.pooling import pooling_of
 from locant.adaptation.scores import Stsb
 from locant.experiments.run import quiet
+from locant.hf.sentence_folder import sentence_folder
 
 SPECS = ["tisa:kernels=5", "tisa:kernels=1", "tisa:kernels=3", "tisa:kernels=10", "toeplitz", "t5", "alibi",
          "alibi:slopes=learned", "kerple", "fire", "shaw", "huang1", "huang2", "huang3", "huang4", "rope",
@@ -57,7 +59,8 @@ def main() -> None:
     quiet()
     folder = arguments.model or minilm()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    lines, score = sample.pieces(arguments.text), Once(Stsb(arguments.stsb))
+    lines, pooling = sample.pieces(arguments.text), pooling_of(sentence_folder(str(folder)))
+    score = Once(Stsb(arguments.stsb, pooling))
     for spec in arguments.specs:
         for budget in arguments.budgets:
             for seed in range(arguments.seeds):

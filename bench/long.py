@@ -19,6 +19,7 @@ from measuring import RESULTS, command_line, minilm, write_csv
 
 import locant
 from locant.adaptation.documents import Sentences, articles
+from locant.adaptation.pooling import Pooling
 from locant.adaptation.scores import Stsb
 from locant.experiments.run import quiet
 from locant.runs.text_source import read
@@ -63,7 +64,7 @@ def main() -> None:
     tokens = sum(map(len, task.documents)) / len(task.documents)
     print(f"{len(task.queries):,} sentences, {len(task.documents)} articles of {tokens:,.0f} tokens", flush=True)
     document = torch.tensor([number for _, number in task.queries])
-    score = Stsb(arguments.stsb) if arguments.stsb else None
+    score = Stsb(arguments.stsb, Pooling()) if arguments.stsb else None
     found: dict[str, torch.Tensor] = {}
     rows: list[dict[str, Any]] = []
 

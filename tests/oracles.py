@@ -5,12 +5,13 @@ test. Convention: the offset is r = key position - query position, and positions
 
 A scheme is a function (head, i, j) -> logit of query i against key j, before masking. Schemes with a value term also
 have an entry in VALUES; schemes that add a vector to the token embeddings have a plain logit and one in EMBEDDINGS.
+A sum of schemes is a list of `Part`s: `sum_logit` composes it from ROTATIONS, GAINS and what the others add.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -335,17 +336,24 @@ def rope_frequencies(d: int, o: Options, largest: int) -> list[float]:
     raise ValueError(f"unknown scaling {scaling!r}")
 
 
+def yarn_magnitude(o: Options) -> float:
+    """0.1 ln(factor) + 1: YaRN's attention factor, which multiplies cos and sin; 1 for every other scaling."""
+    return 0.1 * math.log(o["factor"]) + 1 if o["scaling"] == "yarn" and o["factor"] > 1 else 1.0
+
+
+def rope_rotated(head: Head, x: Array, p: int) -> Array:
+    """R_p x, on the leading int(D partial) dimensions."""
+    o = head.options
+    d = int(len(x) * o["partial"])
+    largest = max(int(head.q_pos.max()), int(head.k_pos.max()))
+    y = rotated(x, p, rope_frequencies(d, o, largest), o["layout"])
+    y[:d] *= yarn_magnitude(o)
+    return y
+
+
 def rope(head: Head, i: int, j: int) -> float:
     """scale * (R_i q_i).(R_j k_j), the rotation on the leading int(D partial) dimensions  (Su et al. 2021)."""
-    o = head.options
-    d = int(head.q.shape[1] * o["partial"])
-    largest = max(int(head.q_pos.max()), int(head.k_pos.max()))
-    freqs = rope_frequencies(d, o, largest)
-    q = rotated(head.q[i], int(head.q_pos[i]), freqs, o["layout"])
-    k = rotated(head.k[j], int(head.k_pos[j]), freqs, o["layout"])
-    if o["scaling"] == "yarn" and o["factor"] > 1:  # the attention factor multiplies cos and sin: rotary part only
-        q[:d] *= 0.1 * math.log(o["factor"]) + 1
-        k[:d] *= 0.1 * math.log(o["factor"]) + 1
+    q, k = rope_rotated(head, head.q[i], int(head.q_pos[i])), rope_rotated(head, head.k[j], int(head.k_pos[j]))
     return head.scale * dot(q, k)
 
 
@@ -361,6 +369,18 @@ def xpos(head: Head, i: int, j: int) -> float:
         zeta = (2 * t / d + o["gamma"]) / (1 + o["gamma"])
         total += zeta ** (-head.offset(i, j) / o["base"]) * float(q[a] * k[a] + q[b] * k[b])
     return head.scale * total
+
+
+def xpos_turned(head: Head, x: Array, p: int, sign: int) -> Array:
+    """zeta^(sign (p - m)/base) R_p x; m, the middle of the row's positions, cancels between a query and a key."""
+    o, d = head.options, len(x)
+    y = rotated(x, p, frequencies(o["theta"], d), o["layout"])
+    everywhere = [int(pos) for pos in (*head.q_pos, *head.k_pos)]
+    middle = (min(everywhere) + max(everywhere)) / 2
+    for t in range(d // 2):
+        for c in pair(t, d, o["layout"]):
+            y[c] *= ((2 * t / d + o["gamma"]) / (1 + o["gamma"])) ** (sign * (p - middle) / o["base"])
+    return y
 
 
 # --- contextual positions --------------------------------------------------------------------------------------------
@@ -414,6 +434,89 @@ EMBEDDINGS: dict[str, Callable[[Params, Options, int, int], Array]] = {
 }
 
 
+# --- sums ------------------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """One scheme of a sum."""
+
+    name: str
+    params: Params
+    options: Options
+
+
+ROTATIONS: dict[str, Callable[[Head, Array, int, int], Array]] = {
+    "rope": lambda head, x, p, sign: rope_rotated(head, x, p),
+    "xpos": xpos_turned,
+}
+"""(head, x, position, sign) -> x as the content product takes it; the sign is 1 for a query and -1 for a key."""
+
+
+def gain_row(head: Head, i: int, j: int) -> Array:
+    """a_r, a number or a vector, of Huang's methods 2 and 3."""
+    return np.asarray(head.row("table")[clipped(head.offset(i, j), head.options["clip"])])
+
+
+GAINS: dict[str, Callable[[Head, int, int], Array]] = {
+    "huang1": lambda head, i, j: np.asarray(head.row("table")[min(abs(head.offset(i, j)), head.options["clip"])]),
+    "huang2": gain_row,
+    "huang3": gain_row,
+}
+"""(head, i, j) -> the factor on the coordinates of the content product."""
+
+
+def sum_logit(heads: list[tuple[str, Head]], i: int, j: int) -> float:
+    """scale * sum_t (R q_i)_t (R k_j)_t gain_t + what the other parts add, R and the gains those of all parts.
+
+    Rotations apply in the order of the parts. What a part adds depends on the unrotated q and k.
+    """
+    _, first = heads[0]
+    q, k, gain = first.q[i], first.k[j], np.ones(first.q.shape[1])
+    total = 0.0
+    for name, head in heads:
+        if name in ROTATIONS:
+            q = ROTATIONS[name](head, q, int(head.q_pos[i]), 1)
+            k = ROTATIONS[name](head, k, int(head.k_pos[j]), -1)
+        elif name in GAINS:
+            gain = gain * GAINS[name](head, i, j)
+        else:
+            total += ORACLES[name](head, i, j) - plain(head, i, j)
+    return first.scale * dot(q * gain, k) + total
+
+
+def attention_of_sum(
+    parts: list[Part],
+    q: Array,
+    k: Array,
+    v: Array,
+    q_pos: Array,
+    k_pos: Array,
+    visible: Array,
+    scale: float,
+) -> tuple[Array, Array]:
+    """`attention` of a sum of schemes: gains multiply, everything else adds."""
+    q, k, v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
+    parts = [Part(n, {key: np.asarray(x, dtype=np.float64) for key, x in p.items()}, o) for n, p, o in parts]
+
+    def of_head(head: Head) -> tuple[Logit, Value | None]:
+        heads = [(name, replace(head, params=params, options=options)) for name, params, options in parts]
+        values = [(name, part) for name, part in heads if name in VALUES]
+
+        def value(i: int, j: int) -> Array:
+            return np.asarray(sum(VALUES[name](part, i, j) for name, part in values))
+
+        return (lambda i, j: sum_logit(heads, i, j)), (value if values else None)
+
+    return over_heads(of_head, q, k, v, q_pos, k_pos, visible, scale)
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+Logit = Callable[[int, int], float]
+Value = Callable[[int, int], Array]
+
+
 def attention(
     name: str,
     q: Array,
@@ -433,6 +536,26 @@ def attention(
     """
     q, k, v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
     params = {key: np.asarray(value, dtype=np.float64) for key, value in params.items()}
+
+    def of_head(head: Head) -> tuple[Logit, Value | None]:
+        head = replace(head, params=params, options=options)
+        value = (lambda i, j: VALUES[name](head, i, j)) if name in VALUES else None
+        return (lambda i, j: ORACLES[name](head, i, j)), value
+
+    return over_heads(of_head, q, k, v, q_pos, k_pos, visible, scale)
+
+
+def over_heads(
+    of_head: Callable[[Head], tuple[Logit, Value | None]],
+    q: Array,
+    k: Array,
+    v: Array,
+    q_pos: Array,
+    k_pos: Array,
+    visible: Array,
+    scale: float,
+) -> tuple[Array, Array]:
+    """Output and weights; `of_head` returns the logit of a pair, and the vector added to its value or None."""
     (n_batch, n_heads, n_q, _), n_kv, n_k = q.shape, k.shape[1], k.shape[2]
     if n_heads % n_kv:
         raise ValueError(f"{n_heads} query heads are not a multiple of {n_kv} key heads")
@@ -441,16 +564,15 @@ def attention(
     for b in range(n_batch):
         for h in range(n_heads):
             g = h // (n_heads // n_kv)
-            head = Head(
-                h, n_heads, q[b, h], k[b, g], v[b, g], q_pos[b], k_pos[b], visible[b, h], scale, params, options
-            )
+            head = Head(h, n_heads, q[b, h], k[b, g], v[b, g], q_pos[b], k_pos[b], visible[b, h], scale, {}, {})
+            logit, added = of_head(head)
             for i in range(n_q):
                 seen = [j for j in range(n_k) if visible[b, h, i, j]]
-                logits = {j: ORACLES[name](head, i, j) for j in seen}
+                logits = {j: logit(i, j) for j in seen}
                 top = max(logits.values(), default=0.0)
                 total = sum(math.exp(logits[j] - top) for j in seen)
                 for j in seen:
                     weights[b, h, i, j] = math.exp(logits[j] - top) / total
-                    value = head.v[j] + VALUES[name](head, i, j) if name in VALUES else head.v[j]
+                    value = head.v[j] + added(i, j) if added is not None else head.v[j]
                     out[b, h, i] += weights[b, h, i, j] * value
     return out, weights

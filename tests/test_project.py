@@ -68,7 +68,7 @@ def python_blocks(path: Path) -> list[str]:
 
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WITHOUT_PYTHON = {"glossary.md", "log.md", "performance.md"}
+WITHOUT_PYTHON = {"glossary.md", "log.md", "performance.md", "reliability.md"}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,10 @@ def test_the_python_in_the_documents_runs(path, monkeypatch, tmp_path):
 
 
 def test_links_between_documents_lead_somewhere():
-    others = [ROOT / name for name in ("CONTRIBUTING.md", "DESIGN.md", "CHANGELOG.md", "docs/results/README.md")]
+    others = [
+        ROOT / name
+        for name in ("CONTRIBUTING.md", "DESIGN.md", "CHANGELOG.md", "SECURITY.md", "docs/results/README.md")
+    ]
     for path in [*DOCUMENTS, *others]:
         for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"

@@ -18,6 +18,9 @@ from typing import NamedTuple
 
 from locant import schemes
 
+LONGEST = 10_000
+"""Characters of the longest spec for one layer."""
+
 
 class Part(NamedTuple):
     """One scheme of a sum."""
@@ -30,6 +33,8 @@ def parse(spec: str) -> list[Part]:
     """Returns the parts of a spec for one layer: one scheme, or the terms of a sum."""
     if not isinstance(spec, str):
         raise TypeError(f"a spec is a string such as 'tisa:kernels=5', got {type(spec).__name__}: {spec!r}")
+    if len(spec) > LONGEST:
+        raise ValueError(f"the spec has {len(spec):,} characters, more than {LONGEST:,}; it begins with {spec[:40]!r}")
     if "/" in spec:
         raise ValueError(f"{spec!r} names a scheme per layer; use locant.per_layer({spec!r}, n_layers=…)")
     if not spec.strip():
@@ -48,7 +53,7 @@ def split(text: str) -> list[str]:
     found: list[str] = []
     for piece in (piece.strip() for piece in text.split(",")):
         if not piece:
-            raise ValueError(f"{text!r} has an empty place between two commas; write one scheme between two commas")
+            raise ValueError(f"{text[:80]!r} has an empty place between two commas; write a scheme there")
         if found and re.match(r"[a-z_0-9]+\s*=", piece):
             found[-1] += f",{piece}"
         else:

@@ -11,14 +11,19 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
+import torch
 from torch import nn
 
 from locant import notation
 from locant.schemes import SCHEMES, Scheme, Sum
 from locant.schemes.base import DIMS
+
+LARGEST = 2**30
+"""Numbers of the largest scheme: 4 GiB in float32. A mistyped option must not take all memory."""
 
 
 def scheme(
@@ -99,7 +104,27 @@ def _build(part: notation.Part, cls: type[Scheme], dims: Mapping[str, int | None
             if dims[dim] is None:
                 raise ValueError(f"{name} needs {dim}; pass {dim}=… to locant.scheme")
             given[dim] = dims[dim]
+    _check_size(name, cls, given)
     return cls(**given)
+
+
+def _check_size(name: str, cls: type[Scheme], given: Mapping[str, Any]) -> None:
+    """Raises ValueError if a scheme would be too large. It is then built without memory first, and counted."""
+    sizes = [value for value in given.values() if type(value) is int and value > 1]
+    if math.prod(sizes) <= LARGEST:
+        return
+    try:
+        with torch.device("meta"):
+            built = cls(**given)
+    except (RuntimeError, TypeError, OverflowError):  # torch counts with 64 bits
+        raise ValueError(f"{name} with {_spell(given)} has more numbers than torch can count") from None
+    count = sum(x.numel() for x in (*built.parameters(), *built.buffers()))
+    if count > LARGEST:
+        raise ValueError(f"{name} with {_spell(given)} would have {count:,} numbers; at most {LARGEST:,} are allowed")
+
+
+def _spell(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in given.items())
 
 
 def _value(name: str, option: str, text: str, kind: Any) -> Any:
@@ -118,5 +143,5 @@ def _value(name: str, option: str, text: str, kind: Any) -> Any:
             return kind(text)
         except ValueError:
             expected = "a whole number" if kind is int else "a number"
-            raise ValueError(f"{name}: {option} must be {expected}, got {text!r}") from None
+            raise ValueError(f"{name}: {option} must be {expected}, got {text[:40]!r}") from None
     return text

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from locant.adaptation import adapting, sample
-from locant.adaptation.agreement import NextTokenAgreement, StateAgreement, TokenAgreement, agreement_for, pooled
+from locant.adaptation.agreement import NextTokenAgreement, StateAgreement, TokenAgreement, agreement_for
 from locant.adaptation.distillation import Teacher
 from locant.adaptation.sample import Sampler
 from locant.adaptation.windows import Windows
@@ -35,7 +35,7 @@ def test_the_loss_of_encoders_is_the_documented_formula():
         near += float((states[row, :n] - others[row, :n]).square().sum())
         far += float(states[row, :n].square().sum())
     apart = sum(float((a - b).square().sum()) for a, b in zip(*vectors, strict=True)) / 3
-    assert float(StateAgreement().loss((states,), (others,), batch)) == pytest.approx(
+    assert float(StateAgreement().loss((states, states), (others, others), batch)) == pytest.approx(
         apart + 0.5 * near / far, rel=1e-5
     )
     cosine = sum(float(a @ b) for a, b in zip(*vectors, strict=True))
@@ -113,11 +113,6 @@ def test_models_that_predict_tokens_are_compared_by_tokens():
     assert masked.mask_token == 4
 
 
-def test_pooled_vectors_have_length_1():
-    states, mask = torch.randn(3, 5, 4), torch.tensor([[1, 1, 1, 0, 0]] * 3)[..., None]
-    torch.testing.assert_close(pooled(states, mask).norm(dim=-1), torch.ones(3))
-
-
 def test_states_of_another_size_are_left_out_of_the_loss():
     model = hf_models.make("opt", AutoModelForCausalLM, word_embed_proj_dim=16, do_layer_norm_before=False)
     assert adapted(model, "alibi", budget="2steps").steps == 2
@@ -125,7 +120,7 @@ def test_states_of_another_size_are_left_out_of_the_loss():
 
 def test_models_with_other_heads_are_compared_by_states():
     done = adapted(hf_models.make("bert", AutoModelForMultipleChoice), "alibi", budget="2steps")
-    assert (done.steps, done.measure) == (2, StateAgreement.name)
+    assert (done.steps, done.measure) == (2, StateAgreement().name)
 
 
 @pytest.mark.parametrize("auto", [AutoModelForSequenceClassification, AutoModelForTokenClassification])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,8 +44,35 @@ def test_every_part_is_made(kind, tmp_path):
 def test_a_swapped_model_shows_its_curves_and_is_invariant():
     found = inspected(locant.swap(hf_models.make("bert"), "tisa"))
     assert [where for where, _ in found.curves] == ["layer 1", "layer 2"]
-    assert any("translation-invariant by construction" in sentence for sentence in verdict(found))
+    assert "In attention, its scheme depends on the offset alone, by construction." in verdict(found)
     assert max(row.relative for row in found.shifts) < 1e-5
+
+
+@pytest.mark.parametrize("spec", ["native", "tisa", "tisa+first", "learned:length=40", "sinusoidal", "rope", "nope"])
+def test_the_verdict_follows_from_what_was_measured(spec):
+    """A scheme inside attention may be invariant by construction, and the model not: it may add vectors by position."""
+    found = inspected(locant.swap(hf_models.make("bert"), spec))
+    moved = {row.by: row.relative for row in found.shifts if math.isfinite(row.relative)}
+    (sentence,) = (each for each in verdict(found) if "invariant" in each)
+    if max(moved.values()) < 1e-4:
+        assert sentence == "The model is translation-invariant: moving every position changes nothing."
+    else:
+        quoted = {int(by): int(share) for by, share in re.findall(r"by (\d+) (?:changes .*? )?by (\d+)%", sentence)}
+        assert quoted == {by: round(100 * moved[by]) for by in (1, 16)}
+        assert sentence.startswith("The model is not translation-invariant: moving every position by 1 changes")
+    by_construction = [each for each in verdict(found) if "by construction" in each]
+    assert all(each.startswith("In attention, ") for each in by_construction)
+    assert bool(by_construction) == (spec in ("tisa", "tisa+first", "rope"))
+    invariant = spec in ("tisa", "rope", "nope")
+    assert (max(moved.values()) < 1e-4) == invariant  # else the other half of this test is not run
+
+
+def test_a_table_of_two_vectors_has_no_toeplitz_score():
+    """From position 1 on it is constant, and R² of a constant would be 1."""
+    sentences = verdict(inspected(locant.swap(hf_models.make("bert"), "tisa+first")))
+    assert "Its position table has two vectors: one for position 0, and one for all others." in sentences
+    assert not any("R²" in each or "dimensions" in each for each in sentences)
+    assert any("R²" in each for each in verdict(inspected(hf_models.make("bert"))))
 
 
 @pytest.mark.parametrize("spec", ["tisa:kernels=3", "tisa2:kernels=4,free=1", "alibi+tisa:kernels=2"])

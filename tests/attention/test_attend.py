@@ -188,6 +188,21 @@ def test_eager_in_slices_equals_eager_at_once(spec, monkeypatch):
         torch.testing.assert_close(once, sliced)
 
 
+@pytest.mark.parametrize("spec", ["huang3:clip=3", "tisa", "cope:positions=4"])
+def test_slices_under_a_transform(spec, monkeypatch):
+    """torch.func allows no checkpoints, so nothing is recomputed there."""
+    scheme = cases.build(spec)
+    inputs = cases.tensors()
+
+    def gradients():
+        return torch.func.grad(lambda *x: locant.attend(*x, scheme).square().sum(), argnums=(0, 1, 2))(*inputs)
+
+    once = gradients()
+    monkeypatch.setattr(eager, "CHUNK", 300)
+    for x, y in zip(gradients(), once, strict=True):
+        torch.testing.assert_close(x, y)
+
+
 @pytest.mark.parametrize("spec", ["cope:positions=4", "fire:width=6", "huang3:clip=3", "tisa"])
 def test_slices_are_recomputed_from_the_same_inputs(spec, monkeypatch):
     """Between the passes, functional parameters are removed, and masks and positions are overwritten."""
@@ -306,6 +321,10 @@ def test_no_queries(spec):
     q, k, v = cases.tensors(lq=0)
     empty = torch.zeros(0, dtype=torch.long)
     assert locant.attend(q, k, v, scheme, q_pos=empty, k_pos=torch.arange(9)).shape == q.shape
+    q, k, v = cases.tensors(b=0)
+    rows = torch.zeros(0, 9, dtype=torch.long)
+    assert locant.attend(q, k, v, scheme, q_pos=rows, k_pos=rows).shape == q.shape
+    assert locant.attend(q, k, v, scheme, q_pos=rows, k_pos=torch.arange(9)).shape == q.shape
 
 
 def test_compiled_once_for_all_lengths():

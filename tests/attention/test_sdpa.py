@@ -180,3 +180,12 @@ def test_half_precision_training():
     for ours, true in zip(scheme.parameters(), truth.parameters(), strict=True):
         assert ours.grad.dtype == torch.float32
         assert (ours.grad - true.grad).abs().max() < 0.03 * true.grad.abs().max()
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+@pytest.mark.parametrize("impl", ["sdpa", "auto"])
+def test_causal_with_a_scale_that_is_not_positive(impl, scale):
+    """PyTorch's own causal mask is −∞ before the scale, and −∞ · 0 or −∞ · −1 is no mask."""
+    q, k, v = cases.tensors()
+    out = locant.attend(q, k, v, causal=True, scale=scale, impl=impl)
+    torch.testing.assert_close(out, locant.attend(q, k, v, causal=True, scale=scale, impl="eager"))

@@ -4,6 +4,7 @@ import pytest
 
 import locant
 from locant.adaptation import adapting
+from locant.cli import adapting as cli_adapting
 from locant.runs import run_folder
 from tests import bert, words
 from tests.command_line import locant_command
@@ -36,6 +37,24 @@ def test_the_command_ends_with_a_table(tmp_path):
     again = locant_command(*command)
     assert again.exit_code == 2
     assert "is done" in again.output
+
+
+def test_a_command_killed_while_it_draws_draws_when_it_is_given_again(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("\n".join(words.text()))
+    command = ["adapt", bert.save(tmp_path / "model"), "alibi", "--text", str(tmp_path / "text.txt"), "-o",
+               str(tmp_path / "out"), "--budget", "2steps"]  # fmt: skip
+
+    def die(done, path):
+        path.write_bytes(b"half a picture")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cli_adapting, "draw_adaptation", die)
+        assert locant_command(*command).exit_code == 130
+    assert not (tmp_path / "out" / run_folder.DONE).exists()
+    found = locant_command(*command)
+    assert found.exit_code == 0, found.output
+    assert (tmp_path / "out" / "heads.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

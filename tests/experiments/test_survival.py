@@ -180,6 +180,15 @@ def test_a_finished_run_is_never_repeated(whole):
     assert before == {path.name: path.stat().st_mtime_ns for path in here.iterdir() if path.name in before}
 
 
+def test_checkpoints_that_a_run_killed_at_its_end_left_are_deleted(whole):
+    comparison = open_folder(whole)
+    left = where(whole, comparison.runs()[0]) / "checkpoint-12"
+    left.mkdir()
+    (left / "optimizer.pt").touch()
+    assert list(pending(whole, comparison)) == []
+    assert not left.exists()
+
+
 def test_a_run_that_diverges_is_reported_for_good_and_the_others_go_on(tmp_path):
     out = tmp_path / "out"
     # The learning rate of schemes alone: a model with its own positions has none.

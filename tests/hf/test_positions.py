@@ -8,8 +8,9 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
 
 import locant
+from locant.hf.listening import observing
 from tests.hf.test_swapping import EXACT, spread
-from tests.hf_models import CONFIGS, make, output
+from tests.hf_models import CONFIGS, DECODERS, make, output
 
 IDS = torch.arange(3, 15)[None]  # 12 tokens
 
@@ -76,6 +77,33 @@ def test_a_right_padded_prompt_then_more(numbered, cache):
     agree(run)
 
 
+@pytest.mark.parametrize("spec", ["learned:length=40", "tisa", "rope"])
+def test_compiled_steps_after_a_right_padded_prompt(spec):
+    """In compiled code with a static cache, as in a batch that is not compiled and as one row at a time."""
+    model = spread(locant.swap(make("llama", AutoModelForCausalLM, num_hidden_layers=1), spec))
+    ids, steps, lengths = torch.stack([IDS[0], IDS[0].flip(0)]), torch.tensor([[7, 8], [9, 5]]), torch.tensor([3, 5])
+    mask = (torch.arange(5) < lengths[:, None]).long()
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+
+    def run(step, cache):
+        model(ids[:, :5].where(mask.bool(), 1), attention_mask=mask, position_ids=torch.arange(5).expand(2, 5),
+              past_key_values=cache, use_cache=True)  # fmt: skip
+        found = []
+        for t in range(2):
+            shown = torch.cat([mask, torch.ones(2, t + 1, dtype=torch.long)], dim=1)
+            where = {"attention_mask": shown, "position_ids": (lengths + t)[:, None]}
+            found.append(step(input_ids=steps[:, t : t + 1], past_key_values=cache, **where).logits)
+        return torch.cat(found, dim=1)
+
+    with torch.no_grad():
+        found = run(compiled, StaticCache(config=model.config, max_cache_len=9))
+        torch.testing.assert_close(found, run(model, DynamicCache()), **EXACT)
+    for row, length in enumerate(lengths):
+        alone = output(model, input_ids=torch.cat([ids[row, :length], steps[row]])[None])
+        torch.testing.assert_close(found[row], alone[0, length:], **EXACT)
+
+
 def test_in_chunks_and_far_away():
     def run(model):
         first = model(IDS[:, :5], use_cache=True)
@@ -93,11 +121,12 @@ def test_in_chunks_and_far_away():
         torch.testing.assert_close(chunks(model), model(IDS).logits, **EXACT)
 
 
-@pytest.mark.parametrize("what", ["reorder", "select", "tuple"])
+@pytest.mark.parametrize("what", ["reorder", "select", "repeat", "tuple"])
 def test_rows_of_a_cache(what):
+    """Each row has positions of its own: those that stay behind when the keys move are found out."""
     ids = torch.cat([IDS[:, :6], IDS[:, 6:]])
     mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
-    pos = torch.arange(6).expand(2, 6)
+    pos = torch.stack([torch.arange(6), torch.tensor([0, 3, 4, 9, 11, 15])])
 
     def run(model):
         model = model.model
@@ -111,14 +140,45 @@ def test_rows_of_a_cache(what):
         if what == "select":
             rows = torch.tensor([0])
             kept.batch_select_indices(rows)
+        if what == "repeat":  # as beams of one prompt
+            rows = torch.tensor([0, 0, 1, 1])
+            kept.batch_repeat_interleave(2)
         step = {
             "input_ids": torch.tensor([[9], [8]])[rows],
             "attention_mask": torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], dim=1)[rows],
-            "position_ids": mask.sum(-1, keepdim=True)[rows],
+            "position_ids": torch.tensor([[4], [17]])[rows],
         }
         return model(**step, past_key_values=kept).last_hidden_state
 
     agree(run)
+
+
+def test_rows_that_cannot_be_matched_to_the_cache_are_refused():
+    model, kept = locant.swap(make("llama"), "tisa"), DynamicCache()
+    pos = torch.stack([torch.arange(3), torch.arange(3) * 2])
+    output(model, input_ids=IDS[:, :3].expand(2, -1), position_ids=pos, past_key_values=kept, use_cache=True)
+    for layer in kept.layers:  # behind the back of the cache: whose rows the copies are is not known
+        layer.batch_repeat_interleave(2)
+    step = {"input_ids": IDS[:, :1].expand(4, -1), "position_ids": torch.full((4, 1), 3)}
+    with pytest.raises(RuntimeError, match="holds 2 sequences and the batch has 4: cannot match the positions"):
+        output(model, **step, past_key_values=kept)
+
+
+@pytest.mark.parametrize("spec", ["fire:length=2", "learned:length=40"])
+@pytest.mark.parametrize("kind", DECODERS)
+def test_the_first_token_is_at_position_zero(kind, spec):
+    """Schemes that are not shift-invariant see where a text begins: at 0, with a mask as with position_ids."""
+    model, places = spread(locant.swap(make(kind), spec)), torch.arange(12)[None]
+    expected = output(model, input_ids=IDS, position_ids=places)
+    mask = torch.ones_like(IDS)
+    calls = []
+    with observing(before=calls.append):
+        torch.testing.assert_close(output(model, input_ids=IDS), expected, **EXACT)
+        torch.testing.assert_close(output(model, input_ids=IDS, attention_mask=mask), expected, **EXACT)
+    where = [call.positions.of_queries(12, IDS.device) for call in calls]
+    assert all(torch.equal(found, places) for found in where)
+    moved = output(model, input_ids=IDS, position_ids=places + 1)
+    assert (moved - expected).abs().max() > 1e-3  # or this test would see nothing
 
 
 def test_dynamic_scaling_with_a_static_cache():

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertModel
 
 import locant
+from locant.hf import WordOrderWarning
 from tests.hf.test_swapping import EXACT, spread
 from tests.hf_models import CONFIGS, inputs, make, output
 
@@ -115,7 +116,8 @@ def test_a_shared_scheme_is_shared_again(tmp_path):
 def test_an_opened_model_can_be_swapped_but_not_taken_back(tmp_path):
     locant.swap(make("bert"), "tisa").save_pretrained(tmp_path)
     model = locant.load(tmp_path)
-    locant.swap(model, "huang4:clip=3")
+    with pytest.warns(WordOrderWarning, match="open the original model"):
+        locant.swap(model, "huang4:clip=3")
     output(model, **inputs("bert"))
     with pytest.raises(ValueError, match=r"native positions cannot be put back: .* load the original model"):
         locant.swap(model, "native")

@@ -2,14 +2,17 @@
 
 import base64
 import csv
+import io
 import json
 import math
 import re
 import zlib
 from html import unescape
+from pathlib import Path
 
 import pytest
 
+import locant
 from locant.report.figures import Grid, Heat, Lines, Series, SideBySide, Small
 from locant.report.page import Report, Section, csv_name, figures_of, write_page
 from locant.report.side_by_side import side_by_side
@@ -218,6 +221,32 @@ def test_csv_of_two_models_names_them(tmp_path):
     heat = Heat("h", "", "x", "y", ["a"], [0, 0.5], [[1.0, float("inf")]])
     write_csv(SideBySide("h", "", "one", "two", heat, None), tmp_path / "pair.csv")
     assert (tmp_path / "pair.csv").read_text().splitlines() == ["model,row,column,value", "one,a,0,1.0", "one,a,0.5,"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["=1+1", "+1+1", "-1+1", "@SUM(1)", "\t=1", "\r=1", "\n=1", "\0=1", "＝1", "-", '=cmd|"/c calc"!A1', "-1\n=2"],
+)
+def test_a_spreadsheet_executes_no_text_of_a_csv(tmp_path, text):
+    grid = Grid("g", "", [text, "number"], [[text, -1.5]])
+    path = write_page(Report("r", "", (), {}, (Section("s", "", (grid,)),)), tmp_path / "r.html", csv_folder=tmp_path)
+    (file,) = tmp_path.glob("*.csv")
+    wanted = io.StringIO(newline="")
+    csv.writer(wanted).writerows([[f"'{text}", "number"], [f"'{text}", -1.5]])
+    assert file.read_bytes().decode() == wanted.getvalue()
+    (data,) = embedded(path.read_text(encoding="utf-8"))
+    assert unpacked(data["csv"]).encode() == file.read_bytes()
+
+
+@pytest.mark.parametrize("cell", [-1.5, -0.0, "-1.5", "+2", "-1.5 -0.25", "a=b", "−1", " =1", "", None])
+def test_numbers_and_harmless_texts_of_a_csv_stay_as_they_are(cell):
+    text = csv_text(Grid("g", "", ["a", "b"], [[cell, "x"]]))
+    assert text == f"a,b\r\n{'' if cell is None else cell},x\r\n"
+
+
+def test_one_module_writes_csv():
+    source = Path(locant.__file__).parent
+    assert {path.name for path in source.rglob("*.py") if "\nimport csv\n" in path.read_text()} == {"tables.py"}
 
 
 def test_figures_that_do_not_fit_are_refused():

@@ -257,6 +257,17 @@ def test_buckets_do_not_depend_on_the_default_dtype():
         torch.set_default_dtype(torch.float32)
 
 
+def test_the_buckets_of_deberta_end_within_its_reach():
+    """Attention asks for no offsets beyond the reach, so every one there must have the same row."""
+    with pytest.raises(ValueError, match="buckets must be even"):
+        locant.scheme("deberta:buckets=5,max_distance=9", n_heads=1, head_dim=2)
+    for buckets, longest in ((4, 4), (6, 5), (8, 20), (256, 512), (4, 10**6), (256, 10**7)):
+        scheme = locant.scheme(f"deberta:buckets={buckets},max_distance={longest}", n_heads=1, head_dim=2)
+        beyond = scheme.reach + torch.tensor([0, 1, 2, 10, 1000, 10**9])
+        assert scheme.bucket(beyond).unique().tolist() == [0]
+        assert scheme.bucket(-beyond).unique().tolist() == [2 * buckets - 1]
+
+
 def test_deepcopy_and_pickle_keep_the_spec():
     import copy
     import pickle

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from locant.adaptation import checks, output_folder, sample
-from locant.adaptation.agreement import Agreement, agreement_for, mean_agreement
+from locant.adaptation.agreement import Agreement, StateAgreement, agreement_for, mean_agreement
 from locant.adaptation.batch import Batch, to_device
 from locant.adaptation.distillation import (
     AgreementAtStep,
@@ -43,7 +43,8 @@ from locant.analysis.distance import Layer, by_distance
 from locant.hf.modes import evaluating
 from locant.hf.plan import plan_of
 from locant.hf.readout import native
-from locant.hf.swapping import swap
+from locant.hf.sentence_folder import SentenceFolder, sentence_folder
+from locant.hf.swapping import exchange
 from locant.runs.budget import Budget
 
 LENGTH = 256
@@ -81,8 +82,10 @@ def adapt(
     scores: Mapping[str, Score] | None = None,
     length: int = LENGTH,
     seed: int = 0,
+    pooling: str | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
     on_evaluation: Callable[[AgreementAtStep, int], None] = lambda found, steps: None,
+    on_result: Callable[[Adapted], None] = lambda done: None,
 ) -> Adapted:
     """Gives a model another position scheme, in place, and trains it to match its original outputs.
 
@@ -93,9 +96,13 @@ def adapt(
     scores    tasks by name, each a function of a model and its tokenizer, measured in each state of the model.
     length    tokens of the longest training sequences. The original reads texts that are too long for it in windows
               (windows.py), and the adapted model is trained to match those outputs.
+    pooling   how an encoder makes one vector of a text: mean, cls, lasttoken, … (pooling.py). By default as
+              modules.json in the folder of the model (`model.name_or_path`) says; by the mean if there is none.
     on_stage  called with the name of each stage.
     on_evaluation
               called with each evaluation during training, and the number of all steps.
+    on_result called with the result before `out` is marked as done. If the process is killed in it, the next one
+              calls it again.
 
     If it fails or is interrupted, the model is restored.
     """
@@ -104,30 +111,43 @@ def adapt(
     wanted = Budget.parse(budget)
     checks.check_model(model, spec)
     checks.check_numbers(length, seed)
-    tokenizer = sample.tokenizer_of(model, tokenizer)
-    lines = sample.pieces(text)
+    tokenizer, lines = sample.tokenizer_of(model, tokenizer), sample.pieces(text)
     checks.check_vocabulary(model, tokenizer, lines)
     with _caller_state_kept(model):
         causal = sample.is_causal(model, tokenizer, lines)
-        kind = agreement_for(model, tokenizer, causal=causal)
-        swap(swap(model, spec), "native")  # a wrong scheme raises here, before anything takes time
+        source = sentence_folder(model.name_or_path or "")
+        kind = agreement_for(model, tokenizer, causal=causal, source=source, pooling=pooling)
+        exchange(exchange(model, spec), "native")  # a wrong scheme raises here, before anything takes time
     settings = {"spec": spec, "model": model.name_or_path, "budget": budget, "train": train, "length": length,
-                "seed": seed, "lines": len(lines), "text": _hash("\n".join(lines)), "weights": _weights_hash(model),
-                "tokens": _hash(str(tokenizer(lines[:100], verbose=False)["input_ids"]))}  # fmt: skip
+                "seed": seed, "pooling": _pooling(kind), **_identity(model, tokenizer, lines)}  # fmt: skip
     with output_folder.opened(out, settings) as folder, _caller_state_kept(model):
         original = frozen_copy(model, shared=train == "scheme")
-        try:
-            readable = sample.longest(model, length)
-            windows = Windows(tokenizer, readable if causal else min(readable, WINDOW), causal=causal, whole=readable)
-            lengths = sample.ladder(length, CAUSAL_LENGTH) if causal else sample.ladder(length)
+        with _restored_on_failure(model, original, train):
+            windows = _windows(tokenizer, sample.longest(model, length), causal=causal)
+            lengths = sample.ladder(length, CAUSAL_LENGTH if causal and not kind.short_texts else sample.SHORTEST)
             stages = _Stages(model, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths,
-                             folder, on_stage, on_evaluation)  # fmt: skip
+                             folder, source, on_stage, on_evaluation, on_result)  # fmt: skip
             return stages.run(wanted, scores or {})
-        except BaseException:  # including KeyboardInterrupt: a partly changed model must not pass for the original
-            swap(model, "native")
-            if train == "all":
-                model.load_state_dict(original.state_dict())
-            raise
+
+
+@contextmanager
+def _restored_on_failure(model: PreTrainedModel, original: PreTrainedModel, train: str) -> Iterator[None]:
+    """Puts the positions and weights of a model back if anything is raised, KeyboardInterrupt included.
+
+    A partly changed model must not pass for the original.
+    """
+    try:
+        yield
+    except BaseException:
+        exchange(model, "native")
+        if train == "all":
+            model.load_state_dict(original.state_dict())
+        raise
+
+
+def _windows(tokenizer: Any, readable: int, *, causal: bool) -> Windows:
+    """How an original that can read `readable` tokens reads texts of any length."""
+    return Windows(tokenizer, readable if causal else min(readable, WINDOW), causal=causal, whole=readable)
 
 
 @dataclass
@@ -143,12 +163,16 @@ class _Stages:
     teacher: Teacher
     lengths: list[int]
     folder: OutputFolder
+    source: SentenceFolder | None
     on_stage: Callable[[str], None]
     on_evaluation: Callable[[AgreementAtStep, int], None]
+    on_result: Callable[[Adapted], None]
 
     def run(self, budget: Budget, scores: Mapping[str, Score]) -> Adapted:
         sampler = Sampler(self.tokenizer, held_out(self.lines), seed=self.seed)
         evaluator = Evaluator.create(self.teacher, sampler, self.lengths, scores)
+        if self.folder.settings["pooling"] is not None:
+            self.on_stage(f"pooling: {self.folder.settings['pooling']}")
         self.on_stage("measuring the original")
         rows = [evaluator.row("original", self.teacher.model)]
         with silenced(self.model, self.teacher.windows.whole):
@@ -163,7 +187,9 @@ class _Stages:
         kind = self.teacher.kind.name
         done = Adapted(self.model, self.spec, kind, rows, found, evaluator.curves, evaluations)
         if self.folder.kept:
-            self.folder.save(done, self.tokenizer)
+            self.folder.save(done, self.tokenizer, self.source)
+        self.on_result(done)
+        self.folder.finish()
         return done
 
     def fit(self) -> Fit:
@@ -265,6 +291,20 @@ def _number(name: str, score: Any) -> float:
         return float(score)
     except (TypeError, ValueError):
         raise TypeError(f"the score {name} must be a number, got {score!r}") from None
+
+
+def _pooling(kind: Agreement) -> str | None:
+    """How vectors are made, and who said so; None if the model is compared by its predictions."""
+    if type(kind) is not StateAgreement:
+        return None
+    return f"{kind.pooling} ({kind.pooling.origin})"
+
+
+def _identity(model: PreTrainedModel, tokenizer: Any, lines: list[str]) -> dict[str, Any]:
+    """What an interrupted adaptation is recognized by: hashes of its text, weights and tokens."""
+    tokens = tokenizer(lines[:100], verbose=False)["input_ids"]
+    return {"lines": len(lines), "text": _hash("\n".join(lines)), "weights": _weights_hash(model),
+            "tokens": _hash(str(tokens))}  # fmt: skip
 
 
 def _hash(text: str) -> str:

@@ -1,6 +1,7 @@
 """Agreement between a changed model and the original, and the losses that train for it.
 
-Primed symbols belong to the changed model. h are token states, u = mean(h) / |mean(h)| pooled vectors, p distributions.
+Primed symbols belong to the changed model. h are token states, u vectors of length 1 that are pooled as the model pools
+(pooling.py), p distributions.
 
     encoders      loss = |u − u′|² + ½ · mean |h − h′|² / mean |h|²
                   agreement = mean cosine of u and u′
@@ -30,9 +31,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from locant.adaptation.batch import Batch
+from locant.adaptation.pooling import Pooling, pooling_of
 from locant.adaptation.windows import Tensors
 from locant.analysis.text import special_tokens
 from locant.hf.modes import evaluating
+from locant.hf.sentence_folder import SentenceFolder
 
 MASKED_SHARE = 0.15
 """Share of tokens that are masked for a masked language model."""
@@ -50,6 +53,11 @@ class Agreement(ABC):
     def prepare(self, batch: Batch, seed: int) -> Batch:
         """Returns the batch that both models get."""
         return batch
+
+    @property
+    def short_texts(self) -> bool:
+        """Whether outputs for a short text are other than the first outputs for a longer one, in a causal model."""
+        return False
 
     @abstractmethod
     def outputs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -79,24 +87,38 @@ class Agreement(ABC):
 class StateAgreement(Agreement):
     """Encoders: token states and pooled vectors."""
 
-    name = "cosine of pooled vectors"
     state_weight = 0.5
     """Weight of the token states in the loss."""
 
+    def __init__(self, pooling: Pooling | None = None) -> None:
+        self.pooling = pooling or Pooling()
+        self.name = f"cosine of {self.pooling}-pooled vectors"
+
+    @property
+    def short_texts(self) -> bool:
+        return self.pooling.of_one_token  # where a text ends, its last token may be a special one
+
     def outputs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        states: Tensor = model.base_model(**batch).last_hidden_state
-        return states
+        return self.pooling.of_tokens(model.base_model(**batch).last_hidden_state, batch["attention_mask"])
+
+    def loss_inputs(self, model: PreTrainedModel, batch: Batch, positions: Tensor | None) -> Tensors:
+        return self.of_states(model.base_model(**batch).last_hidden_state, batch)
+
+    def of_states(self, states: Tensor, batch: Batch) -> Tensors:
+        """Returns the tensors that the loss compares: the contributions of tokens to the pooled vectors, and states."""
+        return self.pooling.of_tokens(states, batch["attention_mask"]), states
 
     def loss(self, original: Tensors, changed: Tensors, batch: Batch) -> Tensor:
-        (first,), (second,) = original, changed
-        mask = batch["attention_mask"][..., None].to(first.dtype)
-        vectors = (pooled(first, mask) - pooled(second, mask)).square().sum(-1).mean()
-        states = ((first - second).square() * mask).sum() / (first.square() * mask).sum()
-        return vectors + self.state_weight * states
+        (tokens, first), (other_tokens, second) = original, changed
+        mask = batch["attention_mask"]
+        vectors = self.pooling.of_text(tokens, mask) - self.pooling.of_text(other_tokens, mask)
+        counted = mask[..., None].to(first.dtype)
+        states = ((first - second).square() * counted).sum() / (first.square() * counted).sum()
+        return vectors.square().sum(-1).mean() + self.state_weight * states
 
     def measure(self, original: Tensor, changed: Tensor, batch: Batch) -> tuple[float, int]:
-        mask = batch["attention_mask"][..., None].to(original.dtype)
-        cosine = (pooled(original, mask) * pooled(changed, mask)).sum(-1)
+        first, second = (self.pooling.of_text(tokens, batch["attention_mask"]) for tokens in (original, changed))
+        cosine = (first * second).sum(-1)
         return float(cosine.sum()), len(cosine)
 
 
@@ -106,10 +128,9 @@ class LabelAgreement(StateAgreement):
     If a text is read in windows, each window has a label, weighted by its number of tokens.
     """
 
-    name = "same label"
-
     def __init__(self, *, each_token: bool, pad: int | None) -> None:
-        self.each_token, self.pad = each_token, pad
+        super().__init__()
+        self.name, self.each_token, self.pad = "same label", each_token, pad
 
     def prepare(self, batch: Batch, seed: int) -> Batch:
         if self.pad is None:
@@ -126,7 +147,8 @@ class LabelAgreement(StateAgreement):
         states: list[Tensor] = []
         hook = model.base_model.register_forward_hook(lambda _, args, output: states.append(output.last_hidden_state))
         try:
-            return self.outputs(model, batch), states[0]
+            logits = self.outputs(model, batch)
+            return logits, *self.of_states(states[0], batch)
         finally:
             hook.remove()
 
@@ -216,10 +238,33 @@ def divergence(original: Tensor, changed: Tensor, counted: Tensor) -> Tensor:
     return F.kl_div(second, first, log_target=True, reduction="batchmean")
 
 
-def agreement_for(model: PreTrainedModel, tokenizer: Any, *, causal: bool) -> Agreement:
-    """Returns the agreement that suits a model: tokens or labels if it predicts them, else states."""
+def agreement_for(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    *,
+    causal: bool,
+    source: SentenceFolder | None = None,
+    pooling: str | None = None,
+) -> Agreement:
+    """Returns the agreement that suits a model: tokens or labels if it predicts them, else states.
+
+    source, pooling   say how states are pooled (`pooling_of`).
+    """
+    found = _head_agreement(model, tokenizer, causal=causal)
+    if found is None:
+        return StateAgreement(pooling_of(source, pooling))
+    if pooling is not None:
+        raise ValueError(
+            f"{type(model).__name__} has a head, and is compared by {found.name}; pooling is for models without one. "
+            f"Leave it out, or pass model.base_model"
+        )
+    return found
+
+
+def _head_agreement(model: PreTrainedModel, tokenizer: Any, *, causal: bool) -> Agreement | None:
+    """For a model that predicts tokens or labels; None for all others."""
     if not predicts_tokens(model):
-        return _label_agreement(model, causal=causal) or StateAgreement()
+        return _label_agreement(model, causal=causal)
     if causal:
         return NextTokenAgreement()
     if tokenizer.mask_token_id is None:
@@ -261,11 +306,6 @@ def _label_agreement(model: PreTrainedModel, *, causal: bool) -> LabelAgreement 
             f"pad_token_id; set model.config.pad_token_id"
         )
     return LabelAgreement(each_token=each_token, pad=pad)
-
-
-def pooled(states: Tensor, mask: Tensor) -> Tensor:
-    """Returns the mean of the states [B, L, d] where the mask [B, L, 1] is 1, scaled to length 1: [B, d]."""
-    return F.normalize((states * mask).sum(1), dim=-1)
 
 
 @torch.no_grad()

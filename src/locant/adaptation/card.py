@@ -7,8 +7,12 @@ from typing import Any
 from locant.adaptation.result import Adapted
 
 
-def card(done: Adapted, settings: dict[str, Any]) -> str:
-    """Returns the model card in Markdown; `settings` are those of adapt.json."""
+def card(done: Adapted, settings: dict[str, Any], modules: list[str]) -> str:
+    """Returns the model card in Markdown.
+
+    settings   those of adapt.json.
+    modules    the kinds of modules of a sentence-transformers model; empty for other models.
+    """
     name = settings["model"] or type(done.model).__name__
     trained = "every weight was" if settings["train"] == "all" else "the parameters of the scheme were"
     steps, budget, seed, length = done.steps, settings["budget"], settings["seed"], settings["length"]
@@ -26,10 +30,22 @@ tokens, {settings["lines"]:,} lines of unlabelled text).
 {done}
 
 Agreement is with the original, {where}. *silenced* is the original without its positions. *fitted* is the model with
-the fitted scheme, before training: {done.fit.summary}.
+the fitted scheme, before training: {done.fit.summary}.{_on_pooling(settings["pooling"])}
 
 ```python
-import locant
-model = locant.load("this folder")
+{_opening(modules)}
 ```
 """
+
+
+def _on_pooling(pooling: str | None) -> str:
+    return "" if pooling is None else f" Vectors were pooled by {pooling}."
+
+
+def _opening(modules: list[str]) -> str:
+    if not modules:
+        return 'import locant\nmodel = locant.load("this folder")'
+    return f"""import locant.hf  # teaches transformers to open the folder
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer("this folder")  # {", ".join(modules)}, as in the original
+transformer = locant.hf.load("this folder")  # the first of them alone"""

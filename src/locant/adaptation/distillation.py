@@ -181,7 +181,7 @@ class _Evaluations(TrainerCallback):
             on_evaluation,
         )
         self.steps, self.every = steps, max(EVERY, steps // EVALUATIONS)
-        lines = files.lines(out / run_folder.METRICS)
+        lines = run_folder.metrics(out / run_folder.METRICS)
         self.found = [AgreementAtStep(line["step"], line["agreement"], line["seconds"]) for line in lines]
         self.began = time.perf_counter() - (self.found[-1].seconds if self.found else 0.0)
 
@@ -192,7 +192,7 @@ class _Evaluations(TrainerCallback):
         return len(self.found) - 1 - best >= PATIENCE
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        (self.out / f"checkpoint-{state.global_step}" / run_folder.WHOLE).touch()
+        run_folder.mark_checkpoint(self.out, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self.every and state.global_step < self.steps:
@@ -240,7 +240,6 @@ def _arguments(
         logging_strategy="no",
         save_strategy="steps" if keep else "no",
         save_steps=evaluations.every,
-        save_total_limit=2,
         report_to="none",
         disable_tqdm=True,
         log_level="error",

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from locant.adaptation.agreement import pooled
+from locant.adaptation.pooling import Pooling
 from locant.adaptation.sample import SENTENCE
 from locant.analysis.text import special_tokens
 
@@ -42,10 +42,12 @@ class Sentences:
     limit    tokens that the original can read; sentences are from beyond them.
     most     most documents to use.
     each     sentences per document.
+    pooling  how vectors are made; by default the mean.
     """
 
     def __init__(self, tokenizer: Any, documents: list[str], *, length: int = 2048, limit: int = 512, most: int = 200,
-                 each: int = 5) -> None:  # fmt: skip
+                 each: int = 5, pooling: Pooling | None = None) -> None:  # fmt: skip
+        self.pooling = pooling or Pooling()
         self.before, self.after = special_tokens(tokenizer)
         self.room, self.limit = length - len(self.before) - len(self.after), limit
         self.documents: list[list[int]] = []
@@ -95,7 +97,7 @@ class Sentences:
         rows = torch.tensor([[*self.before, *ids, *self.after]], device=model.device)
         with torch.no_grad():
             states: Tensor = model.base_model(input_ids=rows).last_hidden_state
-        return pooled(states, torch.ones_like(rows)[..., None].to(states.dtype))[0]
+        return self.pooling(states, torch.ones_like(rows))[0]
 
     def chunked(self, model: PreTrainedModel, ids: list[int], piece: int) -> Tensor:
         """Returns the mean [d] of the vectors of pieces, weighted by their number of tokens and scaled to length 1."""

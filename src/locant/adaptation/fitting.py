@@ -33,7 +33,7 @@ from locant.adaptation.silencing import mean_row, start_from_table, with_first
 from locant.attention.request import Request
 from locant.hf.plan import Plan, plan_of
 from locant.hf.readout import Native, native
-from locant.hf.swapping import swap
+from locant.hf.swapping import exchange
 from locant.schemes import Nope, Scheme
 
 LENGTH = 128
@@ -132,7 +132,7 @@ def fit(
             torch.manual_seed(seed)
             return _fit(model, spec, batches, on_stage, changes)
     except BaseException:
-        swap(model, "native")
+        exchange(model, "native")
         if changes is not None:
             changes.undo()
         for part, training in modes.items():
@@ -188,7 +188,7 @@ def _fit(
     on_stage("recording the attention of the original")
     before = native(model)
     goals = attention_weights(model, batches)
-    swap(model, spec if before.table is None else with_first(spec))
+    exchange(model, spec if before.table is None else with_first(spec))
     if before.table is not None:
         longest = max(rows.shape[1] for rows in batches)
         start_from_table(model, before.table[0], mean_row(before.table, longest))

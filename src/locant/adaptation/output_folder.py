@@ -4,6 +4,7 @@ adapt.json         model, scheme, text, budget, trained weights, seed, steps; at
 metrics.jsonl      agreement during training
 checkpoint-N/      where a killed training resumes; deleted at the end
 model.safetensors  the adapted model, which `locant.load` opens, with its tokenizer
+modules.json       if the original has one: how sentence-transformers makes vectors, with the folders of its modules
 README.md          the model card
 heads.png          curves of the heads before and after (drawn by `locant adapt`)
 DONE               the adaptation is complete
@@ -11,8 +12,6 @@ DONE               the adaptation is complete
 
 from __future__ import annotations
 
-import copy
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,8 @@ from typing import Any
 from locant.adaptation.card import card
 from locant.adaptation.distillation import EVALUATIONS, EVERY
 from locant.adaptation.result import Adapted
-from locant.hf.plan import ANY_LENGTH
+from locant.hf.saving import save_tokenizer
+from locant.hf.sentence_folder import SentenceFolder
 from locant.runs import files, run_folder
 from locant.runs.budget import Budget
 
@@ -55,19 +55,24 @@ class OutputFolder:
             files.write_json(self.path / FILE, self.settings)
         return int(self.settings["steps"])
 
-    def save(self, done: Adapted, tokenizer: Any) -> None:
-        """Writes the model, its card and the results, then marks the folder as done and deletes the checkpoints."""
+    def save(self, done: Adapted, tokenizer: Any, source: SentenceFolder | None) -> None:
+        """Writes the model, its card and the results.
+
+        source   the folder of the original, if it is of sentence-transformers: its other modules are copied.
+        """
         done.model.save_pretrained(self.path)
-        tokenizer = copy.deepcopy(tokenizer)
-        tokenizer.model_max_length = getattr(done.model.config, "max_position_embeddings", ANY_LENGTH)
-        tokenizer.save_pretrained(self.path)
+        save_tokenizer(tokenizer, done.model, self.path)
+        if source is not None:
+            source.copy_to(self.path, done.model)
         table = [vars(row) for row in done.rows]
         heads = [{**vars(head), "explained": head.explained} for head in done.fit.heads]
         files.write_json(self.path / FILE, {**self.settings, "table": table, "heads": heads})
-        files.write(self.path / "README.md", card(done, self.settings))
+        files.write(self.path / "README.md", card(done, self.settings, [] if source is None else source.kinds))
+
+    def finish(self) -> None:
+        """Marks the folder as done and deletes the checkpoints. Nothing is written after this."""
         files.write(self.path / run_folder.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
-        for checkpoint in self.path.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint, ignore_errors=True)
+        run_folder.delete_checkpoints(self.path)
 
 
 @contextmanager
@@ -81,9 +86,12 @@ def opened(out: Path | str | None, settings: dict[str, Any]) -> Iterator[OutputF
     run_folder.check(path, FILE)
     with run_folder.held(path):
         if (path / run_folder.DONE).exists():
+            run_folder.delete_checkpoints(path)
             raise ValueError(f"the adaptation in {path} is done; open it with locant.load, or choose a new folder")
         there = files.read_json(path / FILE) if (path / FILE).exists() else {}
         if "steps" in there:  # without it no training has begun, and there is nothing to resume
+            if type(there["steps"]) is not int:
+                raise ValueError(f"{path / FILE} is damaged: steps is {there['steps']!r}; choose a new folder")
             other = [
                 f"{key}: {there.get(key)!r} there, {value!r} now"
                 for key, value in settings.items()

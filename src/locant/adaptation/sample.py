@@ -42,7 +42,7 @@ def tokenizer_of(model: PreTrainedModel, tokenizer: Any = None) -> Any:
         return tokenizer
     name = model.name_or_path or type(model).__name__
     try:
-        found = AutoTokenizer.from_pretrained(model.name_or_path)
+        found = AutoTokenizer.from_pretrained(model.name_or_path, trust_remote_code=False)
     except Exception:  # transformers raises many classes for a missing tokenizer
         raise ValueError(
             f"found no tokenizer for {name}; save one in the folder of the model, or pass tokenizer=…"

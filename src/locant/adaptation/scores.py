@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from locant.adaptation.agreement import TokenAgreement, agreement_for, pooled, predicts_tokens
+from locant.adaptation.agreement import TokenAgreement, agreement_for, predicts_tokens
 from locant.adaptation.batch import padded, to_device
 from locant.adaptation.documents import Sentences, articles
+from locant.adaptation.pooling import Pooling
 from locant.adaptation.sample import Sampler, is_causal, longest, pieces
 from locant.runs.glue_files import read_dev
 from locant.runs.text_source import read
@@ -39,10 +40,11 @@ DOCUMENT_LENGTH = 2048
 """Most tokens that are read of a document."""
 
 
-def score(wanted: str, held_out: list[str], length: int) -> Score:
+def score(wanted: str, held_out: list[str], length: int, pooling: Callable[[], Pooling] = Pooling) -> Score:
     """Returns the task of a string such as `stsb:FOLDER`.
 
     held_out, length   lines, and tokens per sequence, for the loss of a language model.
+    pooling            returns how `stsb` and `sentences` make vectors; called for these alone. By default the mean.
     """
     name, _, where = wanted.partition(":")
     if name not in NAMES:
@@ -50,9 +52,9 @@ def score(wanted: str, held_out: list[str], length: int) -> Score:
     if name in ("stsb", "sentences") and not where:
         raise ValueError(f"the score {name} needs data; write {name}:PATH")
     if name == "stsb":
-        return Stsb(where)
+        return Stsb(where, pooling())
     if name == "sentences":
-        return Documents(Path(where))
+        return Documents(Path(where), pooling())
     if where and not Path(where).is_file():
         raise FileNotFoundError(f"there is no file {where}")
     return Loss(pieces(read(Path(where))) if where else held_out, length, masked=name == "mlm")
@@ -61,7 +63,8 @@ def score(wanted: str, held_out: list[str], length: int) -> Score:
 class Stsb:
     """STS-B without training: correlation of the cosine of two sentences with the human score."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, pooling: Pooling) -> None:
+        self.pooling = pooling
         self.part = read_dev("STS-B", where)
         if len(self.part.labels) < 3:
             raise ValueError(f"a correlation needs at least 3 pairs, but STS-B in {where} has {len(self.part.labels)}")
@@ -69,11 +72,11 @@ class Stsb:
     def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
         from scipy.stats import spearmanr
 
-        first, second = (_vectors(model, tokenizer, column) for column in self.part.texts)
+        first, second = (_vectors(model, tokenizer, column, self.pooling) for column in self.part.texts)
         return float(spearmanr((first * second).sum(-1).cpu(), self.part.labels).statistic)
 
 
-def _vectors(model: PreTrainedModel, tokenizer: Any, sentences: list[str]) -> Tensor:
+def _vectors(model: PreTrainedModel, tokenizer: Any, sentences: list[str], pooling: Pooling) -> Tensor:
     """[N, d], the pooled vectors of sentences; batches are sorted by length to save padding."""
     order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
     found: dict[int, Tensor] = {}
@@ -83,15 +86,15 @@ def _vectors(model: PreTrainedModel, tokenizer: Any, sentences: list[str]) -> Te
                          verbose=False)["input_ids"]  # fmt: skip
         batch = to_device(padded(rows, tokenizer), model)
         states = model.base_model(**batch).last_hidden_state.float()
-        mask = batch["attention_mask"][..., None].to(states.dtype)
-        found.update(zip(numbers, pooled(states, mask), strict=True))
+        found.update(zip(numbers, pooling(states, batch["attention_mask"]), strict=True))
     return torch.stack([found[number] for number in range(len(sentences))])
 
 
 class Documents:
     """Accuracy of finding the long document of a sentence."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pooling: Pooling) -> None:
+        self.pooling = pooling
         if not path.exists():
             raise FileNotFoundError(f"there is no file or folder {path}")
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -100,7 +103,8 @@ class Documents:
 
     def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
         if self.task is None:  # made for the first model, the original, so that all models get the same sentences
-            self.task = Sentences(tokenizer, self.documents, length=DOCUMENT_LENGTH, limit=longest(model, 512))
+            self.task = Sentences(tokenizer, self.documents, length=DOCUMENT_LENGTH, limit=longest(model, 512),
+                                  pooling=self.pooling)  # fmt: skip
         return self.task.accuracy(model, "whole" if longest(model, DOCUMENT_LENGTH) == DOCUMENT_LENGTH else "chunked")
 
 

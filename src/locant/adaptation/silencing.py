@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from locant.hf.plan import plan_of
 from locant.hf.readout import native
-from locant.hf.swapping import swap
+from locant.hf.swapping import exchange
 
 
 def with_first(spec: str) -> str:
@@ -32,12 +32,12 @@ def silenced(model: PreTrainedModel, length: int) -> Iterator[None]:
     """
     table = native(model).table
     try:
-        swap(model, "nope" if table is None else "first")
+        exchange(model, "nope" if table is None else "first")
         if table is not None:
             start_from_table(model, mean_row(table, length), mean_row(table, length))
         yield
     finally:
-        swap(model, "native")
+        exchange(model, "native")
 
 
 def mean_row(table: Tensor, length: int) -> Tensor:

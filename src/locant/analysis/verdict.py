@@ -1,8 +1,15 @@
-"""The tables of an inspection in a few sentences."""
+"""The tables of an inspection in a few sentences.
+
+Whether a model is translation-invariant is stated once, from the measurement with moved positions. What its parts are
+by construction, and R² of its table, are stated of these parts alone: a model may have a table beside a scheme that
+depends on the offset.
+"""
 
 from __future__ import annotations
 
 import math
+
+from torch import Tensor
 
 from locant.analysis.behaviour import Shift, Shuffle
 from locant.analysis.distance import Head
@@ -10,35 +17,57 @@ from locant.analysis.inspection import Inspection
 from locant.analysis.invariance import InvarianceRow, Structure
 from locant.analysis.probe import Probed
 
+QUOTED = (1, 16)
+"""Shifts that are quoted where they were measured: the same for every model, so that two can be compared."""
+NOTHING = 1e-4
+"""Relative change of the hidden states that counts as none."""
+ROUNDING = 1e-3
+"""The same for a scheme that is translation-invariant by construction: angles of far positions are rounded."""
+
 
 def verdict(found: Inspection) -> list[str]:
     """Returns the findings on one model, a sentence each; parts that could not be measured have none."""
     return [
         *([f"Its positions: {found.facts['positions']}."] if "positions" in found.facts else []),
-        *_on_invariance(found.invariances),
-        *([] if found.structure is None else [_on_structure(found.structure)]),
+        *_on_table(found),
+        *_on_attention(found.invariances),
         *_on_heads([head for layer in found.layers for head in layer.heads]),
         *_on_probes(found.probes),
         *([] if found.shuffle is None else [_on_word_order(found.shuffle)]),
-        *_on_shifts([row for row in found.shifts if math.isfinite(row.relative)]),
+        *_on_shifts([row for row in found.shifts if math.isfinite(row.relative)], found.invariances),
     ]
 
 
-def _on_invariance(rows: list[InvarianceRow]) -> list[str]:
+def _on_table(found: Inspection) -> list[str]:
+    if found.table is not None and _marks_the_first(found.table):  # R² of a constant would be 1
+        return ["Its position table has two vectors: one for position 0, and one for all others."]
     sentences = []
-    gram = next((row for row in rows if row.quantity == "E Eᵀ"), None)
-    beside = next((row for row in rows if row.quantity == "E Eᵀ, i ≠ j"), None)
+    gram = next((row for row in found.invariances if row.quantity == "E Eᵀ"), None)
+    beside = next((row for row in found.invariances if row.quantity == "E Eᵀ, i ≠ j"), None)
     if gram is not None and gram.control is not None and beside is not None and beside.control is not None:
         whose = f" of the {gram.stack}" if gram.stack else ""
         sentences.append(
-            f"The position table{whose} is {gram.r2:.2f} translation-invariant (Toeplitz R² of E Eᵀ over positions "
-            f"{gram.first}–{gram.last}; a random table of the same norms scores {gram.control.mean:.2f}). A random "
-            f"table scores high only because of the diagonal. Without it, R² is {beside.r2:.2f} (random table: "
-            f"{beside.control.mean:.2f})."
+            f"In the position table{whose}, inner products depend on the offset with a Toeplitz R² of {gram.r2:.2f} "
+            f"(E Eᵀ over positions {gram.first}–{gram.last}; a random table of the same norms scores "
+            f"{gram.control.mean:.2f}). A random table scores high only because of the diagonal. Without it, R² is "
+            f"{beside.r2:.2f} (random table: {beside.control.mean:.2f})."
         )
-    if any(row.exact == 1 for row in rows):
-        sentences.append("Its scheme is translation-invariant by construction.")
-    return sentences
+    return [*sentences, *([] if found.structure is None else [_on_structure(found.structure)])]
+
+
+def _marks_the_first(table: Tensor) -> bool:
+    """Whether all rows of a table are equal but the first."""
+    return table.shape[0] > 2 and bool((table[1:] == table[1]).all())
+
+
+def _on_attention(rows: list[InvarianceRow]) -> list[str]:
+    """What the schemes inside attention are by construction."""
+    inside = [row for row in rows if row.quantity == "logits" and row.layer is not None]
+    if inside and all(row.exact == 1 for row in inside):
+        return ["In attention, its scheme depends on the offset alone, by construction."]
+    if any(row.exact == 1 for row in inside):
+        return ["In some layers, its scheme depends on the offset alone, by construction."]
+    return []
 
 
 def _on_structure(structure: Structure) -> str:
@@ -92,10 +121,20 @@ def _on_word_order(shuffle: Shuffle) -> str:
     )
 
 
-def _on_shifts(rows: list[Shift]) -> list[str]:
+def _on_shifts(rows: list[Shift], invariances: list[InvarianceRow]) -> list[str]:
+    """Whether the model as a whole is translation-invariant, as it was measured."""
     if not rows:
         return []
+    exact = bool(invariances) and all(row.exact == 1 for row in invariances)
     worst = max(rows, key=lambda row: row.relative)
-    if worst.relative < 1e-4:
-        return ["Moving every position changes nothing."]
-    return [f"Moving every position by {worst.by} changes the hidden states by {worst.relative:.0%}."]
+    if worst.relative < (ROUNDING if exact else NOTHING):
+        return ["The model is translation-invariant: moving every position changes nothing."]
+    first, *more = [row for row in rows if row.by in QUOTED and row.relative >= NOTHING] or [worst]
+    return [
+        f"The model is not translation-invariant: moving every position by {first.by} changes the hidden states by "
+        f"{_percent(first.relative)}{''.join(f', by {row.by} by {_percent(row.relative)}' for row in more)}."
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else f"{share:.2%}"

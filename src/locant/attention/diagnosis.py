@@ -39,7 +39,6 @@ def diagnose() -> list[Finding]:
         Finding("torch", None, f"{torch.__version__}, {torch.get_num_threads()} threads"),
         Finding("GPU", None, torch.cuda.get_device_name() if gpu else "none that torch can use"),
         *_diagnose_kernel(),
-        Finding("cache folder", None, str(cache_folder())),
         Finding("sdpa", True, "torch's own kernel; a bias is a view"),
         Finding("flex", gpu, "the back end for GPUs" if gpu else "for GPUs; here only forward, to compare with"),
         Finding("eager", True, "the reference; it runs everywhere"),
@@ -54,7 +53,8 @@ def _diagnose_kernel() -> list[Finding]:
     lanes, threads = built.library.locant_lanes(), "threads" if "-fopenmp" in built.command else "no threads"
     return [
         Finding("fused", True, f"{how} with `{built.command}`: {lanes} lanes, {threads}"),
-        Finding("its library", None, str(built.path)),
+        Finding("its library", None if built.path else False, str(built.path or built.why)),
+        Finding("cache folder", None, str(cache_folder() or "none")),
     ]
 
 

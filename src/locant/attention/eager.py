@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant.attention.request import Request
+from locant.attention.tables import transforming
 
 CHUNK = 2**24
 """A slice of [B, H, rows, Lk, D] has at most this many elements."""
@@ -29,7 +30,8 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
     q, k, v = in_full(request)
     rotated = _rotated(request, q, k)
     slices = list(_slices(request))
-    recompute = len(slices) > 1 and torch.is_grad_enabled()
+    # Transforms of torch.func do not allow the hooks of `checkpoint`: under them every slice is stored.
+    recompute = len(slices) > 1 and torch.is_grad_enabled() and (torch.compiler.is_compiling() or not transforming())
     if recompute:
         # The backward pass recomputes each slice: storing all of them would take the memory of the whole tensor. It
         # must find the same inputs: masks and positions are copied here, and a change of any other raises an error.

@@ -45,7 +45,7 @@ def find_offsets(
             lo, hi = (torch.sym_min(torch.sym_max(x, -reach), reach) for x in (lo, hi))
         return Offsets(lo, hi + 1 - lo, device)
 
-    if positions is None or lq == 0:  # no values to read
+    if positions is None or lq == 0 or any(pos.shape[0] == 0 for pos in positions):  # no values to read
         return between(1 - lk, lq - 1 if lq else 1 - lk)
     q_pos, k_pos = positions
     known = readable(q_pos) and readable(k_pos)

@@ -47,7 +47,9 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             added = added.double()  # the kernel takes float32 masks for every dtype except float64
 
     # The kernel's own causal mask counts from the first key: right only where query i and key i are the same token.
+    # It multiplies −∞ by the scale: NaN unless the scale is above 0.
     by_index = request.causal and request.consecutive and lq == lk and request.mask is None and added is None
+    by_index = by_index and request.scale > 0
     visible = None if by_index else request.visible()
     nothing = None
     if visible is not None:

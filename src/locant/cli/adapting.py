@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,26 +13,35 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from locant.adaptation import adapting, sample, scores
+from locant.adaptation.pooling import pooling_of
 from locant.cli.terminal import console
 from locant.experiments.run import quiet
 from locant.hf import load
+from locant.hf.sentence_folder import sentence_folder
 from locant.report.adaptation import draw_adaptation
+
+PICTURE = "heads.png"
+"""The heads before and after, drawn where matplotlib is installed."""
 
 
 def adapt(
     model: str, spec: str, text: Path, out: Path, budget: str, train: str, evaluate: list[str] | None, length: int,
-    seed: int,
+    pooling: str | None, seed: int,
 ) -> None:  # fmt: skip
     """Gives a trained model another position scheme, trains it to agree with the original, and saves it."""
     quiet()
     if not text.exists():
         raise FileNotFoundError(f"there is no file or folder {text}")
     lines = sample.pieces(text)
-    loaded = load(model)
+    source = sentence_folder(model)
+    loaded: Any = load(model if source is None else source.transformer)
+    if source is not None and "Pooling" in source.kinds:
+        loaded = loaded.base_model  # SentenceTransformer opens no head either
     if loaded.dtype in (torch.bfloat16, torch.float16):
         loaded.float()  # small steps are lost in half precision
     readable = sample.longest(loaded, length)
-    tasks = {each: scores.score(each, adapting.held_out(lines), readable) for each in evaluate or []}
+    held_out, vectors = adapting.held_out(lines), partial(pooling_of, source, pooling)
+    tasks = {each: scores.score(each, held_out, readable, vectors) for each in evaluate or []}
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[near]}"),
                    TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)  # fmt: skip
     with bar:
@@ -45,10 +55,15 @@ def adapt(
         def on_evaluation(found: Any, steps: int) -> None:
             bar.update(job, completed=found.step, total=steps, near=f"agreement {found.agreement:.4f}")
 
+        def on_result(done: Any) -> None:
+            if find_spec("matplotlib") is not None:
+                draw_adaptation(done, out / PICTURE)
+
         try:
             done = adapting.adapt(
                 loaded, spec, lines, budget=budget, train=train, tokenizer=sample.tokenizer_of(loaded), out=out,
-                scores=tasks, length=length, seed=seed, on_stage=on_stage, on_evaluation=on_evaluation,
+                scores=tasks, length=length, seed=seed, pooling=pooling, on_stage=on_stage, on_evaluation=on_evaluation,
+                on_result=on_result,
             )  # fmt: skip
         except KeyboardInterrupt:
             console.print("stopped; the same command continues from the last checkpoint, if there is one")
@@ -57,14 +72,13 @@ def adapt(
 
 
 def _conclude(done: Any, out: Path) -> None:
-    """Prints the scores, and draws the heads before and after where matplotlib is installed."""
+    """Prints the scores, and where the picture and the model are."""
     console.print(done.fit.summary, highlight=False)
     for notice in done.fit.notices:
         console.print(escape(notice), highlight=False)
     console.print(_table(done))
-    if find_spec("matplotlib") is not None:
-        draw_adaptation(done, out / "heads.png")
-        console.print(f"heads before and after: {out / 'heads.png'}", markup=False, highlight=False)
+    if (out / PICTURE).exists():
+        console.print(f"heads before and after: {out / PICTURE}", markup=False, highlight=False)
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
 
 

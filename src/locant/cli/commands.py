@@ -15,6 +15,9 @@ from locant.cli import values
 from locant.cli.extras import COMPARE, HF, PLOT, Extra
 from locant.cli.parser import Parser
 
+POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+"""`locant.adaptation.pooling.MODES`, which cannot be read without torch."""
+
 
 class Command(NamedTuple):
     """One command."""
@@ -124,6 +127,9 @@ def _adapt(parser: Parser) -> None:
                   help="stsb:FOLDER, sentences:FILE, clm or mlm; may be given several times.")  # fmt: skip
     parser.option("--length", default=256, type=values.whole, metavar="N",
                   help="Tokens of the longest sequences; may be more than the model can read now.")  # fmt: skip
+    parser.option("--pooling", type=values.one_of(*POOLING), metavar="MODE",
+                  help=f"How vectors are made: {', '.join(POOLING)}. Default: as modules.json of the model says; mean "
+                  "if it has none.")  # fmt: skip
     _seed(parser, "the order of the text and of the scheme")
 
 

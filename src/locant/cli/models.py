@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from transformers import AutoTokenizer, PreTrainedConfig
+from transformers import AutoTokenizer
 
 from locant.analysis import inspection
 from locant.analysis.text import default_text, usable
 from locant.cli.terminal import console
-from locant.hf import load, memory, native, swapping
-from locant.hf.plan import ANY_LENGTH, plan_of
+from locant.hf import checkpoint, load, memory, native, swapping
+from locant.hf.plan import plan_of
+from locant.hf.saving import save_tokenizer
+from locant.hf.sentence_folder import sentence_folder
+from locant.hf.word_order import WordOrderWarning
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
 from locant.report.side_by_side import side_by_side
@@ -66,21 +70,12 @@ def _check_writable(file: Path, folder: Path) -> None:
 
 def _check_model(name: str) -> None:
     """Raises a ValueError if there is no model of this name. Reads only its config."""
-    folder = Path(name)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"{name} has no config.json: it is not the folder of a Hugging Face model")
-    elif folder.exists():
-        raise ValueError(f"{name} is a file; name the folder of a Hugging Face model")
-    elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ValueError(f"there is no folder {name}")
+    checkpoint.check_name(name)
     try:
-        PreTrainedConfig.get_config_dict(name)
+        checkpoint.config_of(name)
     except OSError:
         raise ValueError(
             f"there is no folder {name}, and no model of that name could be fetched from the Hugging Face hub"
-            if not folder.is_dir()
-            else f"{name}: its config.json is not JSON"
         ) from None
 
 
@@ -89,7 +84,7 @@ def _inspected(name: str, words: str | None) -> inspection.Inspection:
     part = memory.part_that_fits(name)
     loaded = load(name, layers=None if part is None else part.layers)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError):
         tokenizer = None
     if tokenizer is not None and not usable(tokenizer):
@@ -115,11 +110,17 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     """Gives a model another position scheme, saves it with its tokenizer, and prints what changed."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; name another folder")
-    loaded = load(model)
+    source = sentence_folder(model)
+    name = model if source is None else source.transformer
+    loaded = load(name)
     before = (native(loaded), loaded.num_parameters(), getattr(loaded.config, "max_position_embeddings", None))
-    swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WordOrderWarning)  # printed below, as a command
+        swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
     loaded.save_pretrained(out)
-    _save_tokenizer(model, loaded, out)
+    _save_tokenizer(name, loaded, out)
+    if source is not None:
+        source.copy_to(out, loaded)
     plan: Any = plan_of(loaded)
     layers = sum(len(stack.attentions) for stack in plan.stacks)
     table = Table(title=f"{type(loaded).__name__}, {layers} attention modules")
@@ -131,14 +132,22 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     native_limit = before[2] if keep_native and not plan.replaced else plan.max_length()
     table.add_row("maximum length", str(before[2] or "none"), str(native_limit or "none"))
     console.print(table)
+    if source is not None:
+        console.print(f"modules of sentence-transformers: {', '.join(source.kinds)}", markup=False, highlight=False)
+    if plan.unlearned:
+        console.print(
+            "[yellow]note[/] This model does not know word order: it was trained with other positions, and the swap "
+            "taught it nothing about the new ones. Train it before you use it. To keep what the original knows, adapt "
+            f"it instead:\n  locant adapt {escape(model)} {escape(spec)} --text TEXT -o FOLDER",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
 
 
 def _save_tokenizer(model: str, loaded: Any, out: Path) -> None:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError):
         console.print("the model has no tokenizer; none was saved")
         return
-    tokenizer.model_max_length = getattr(loaded.config, "max_position_embeddings", ANY_LENGTH)
-    tokenizer.save_pretrained(out)
+    save_tokenizer(tokenizer, loaded, out)

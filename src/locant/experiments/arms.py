@@ -45,7 +45,7 @@ def specs(text: str) -> list[str]:
 
 def build(task: Task, setting: Setting, model: str, spec: str, seed: int) -> PreTrainedModel:
     """Returns the model of one run before training."""
-    from locant.hf import swap
+    from locant.hf.swapping import exchange
 
     torch.manual_seed(seed)
     made = _from_scratch(task, setting, model) if model in SHAPES else _pretrained(task, setting, model)
@@ -54,8 +54,8 @@ def build(task: Task, setting: Setting, model: str, spec: str, seed: int) -> Pre
     if spec == NATIVE:
         return made
     if kept.strip() == NATIVE:
-        return swap(made, _with_length(rest, made), keep_native=True)
-    return swap(made, _with_length(spec, made))
+        return exchange(made, _with_length(rest, made), keep_native=True)
+    return exchange(made, _with_length(spec, made))
 
 
 def check(task: Task, setting: Setting, model: str, spec: str) -> None:

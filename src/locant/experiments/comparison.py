@@ -23,6 +23,7 @@ from locant.experiments.timing import TIMED_STEPS
 from locant.experiments.work import Run, Work
 from locant.runs import files, run_folder
 from locant.runs.budget import Budget
+from locant.runs.untrusted import shortened
 
 FILE, DATA, RUNS = "comparison.json", "data", "runs"
 
@@ -51,15 +52,27 @@ class Comparison:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Comparison:
-        """Returns the comparison of a comparison.json."""
-        return cls(Work.from_dict(data["work"]), tuple(data["schemes"]), tuple(data["seeds"]), data["about"])
+        """Returns the comparison of a comparison.json; ValueError if it is not one."""
+        if data.keys() != {"work", "schemes", "seeds", "about"} or not isinstance(data["work"], dict):
+            raise ValueError(f"expected the entries work, schemes, seeds and about; got {shortened(sorted(data))}")
+        for name, kind in (("schemes", str), ("seeds", int)):
+            values = data[name]
+            if not isinstance(values, list) or not values or not all(type(value) is kind for value in values):
+                raise ValueError(f"{name} must be a list of {kind.__name__}, got {shortened(values)}")
+        return cls(Work.from_dict(data["work"]), tuple(data["schemes"]), tuple(data["seeds"]), str(data["about"]))
 
 
 def open_folder(out: Path) -> Comparison:
     """Returns the comparison in a folder."""
     if not (out / FILE).exists():
         raise ValueError(f"{out} holds no comparison: there is no {FILE}")
-    return Comparison.from_dict(files.read_json(out / FILE))
+    data = files.read_json(out / FILE)
+    try:
+        return Comparison.from_dict(data)
+    except ValueError as problem:
+        raise ValueError(
+            f"{out / FILE} is damaged or from another version of locant: {problem}. Name a new folder"
+        ) from None
 
 
 def only(comparison: Comparison, run: Run) -> Comparison:
@@ -167,7 +180,7 @@ def _pretrained_tokenizer(work: Work) -> Any:
     from transformers import AutoTokenizer  # takes seconds
 
     try:
-        return AutoTokenizer.from_pretrained(work.model)
+        return AutoTokenizer.from_pretrained(work.model, trust_remote_code=False)
     except Exception as problem:  # transformers raises a different class for each kind of missing model
         shapes = ", ".join(arms.SHAPES)
         raise ValueError(
@@ -177,19 +190,24 @@ def _pretrained_tokenizer(work: Work) -> Any:
 
 
 def pending(out: Path, comparison: Comparison) -> Iterator[Run]:
-    """Yields the runs that are left. A run that diverged would do so again; any other failed run is tried again."""
+    """Yields the runs that are left. A run that diverged would do so again; any other failed run is tried again.
+
+    Checkpoints of runs that are done are deleted: a process that was killed at its end has left them.
+    """
     for run in comparison.runs():
         here = where(out, run)
         state = run_folder.state(here)
         if state == "failed" and not _failed_for_good(here):
             (here / run_folder.FAILED).unlink(missing_ok=True)
             state = "begun"
+        if state == "done":
+            run_folder.delete_checkpoints(here)
         if state not in ("done", "failed"):
             yield run
 
 
 def _failed_for_good(here: Path) -> bool:
     try:
-        return bool(files.read_json(here / run_folder.FAILED)["final"])
+        return bool(files.read_json(here / run_folder.FAILED).get("final", False))
     except FileNotFoundError:  # another process is trying it again
         return False

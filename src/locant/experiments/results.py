@@ -66,10 +66,10 @@ def outcome(out: Path, run: Run) -> RunResult:
     reason = ""
     if state == "failed":
         try:
-            reason = str(files.read_json(here / run_folder.FAILED)["reason"])
+            reason = str(files.read_json(here / run_folder.FAILED).get("reason", "unknown"))
         except FileNotFoundError:  # another process has just started it again
             state = "begun"
-    lines = files.lines(here / run_folder.METRICS)
+    lines = run_folder.metrics(here / run_folder.METRICS)
     by_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in ("step", "test", "cost")}
     for line in lines:
         by_kind[line["kind"]].append(line)

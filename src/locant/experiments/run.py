@@ -12,7 +12,6 @@ import math
 import os
 import platform
 import resource
-import shutil
 import time
 import traceback
 from datetime import datetime, timezone
@@ -37,7 +36,7 @@ def load_setting(work: Work, data: Path) -> Setting:
     """Returns the setting of the task, with the tokenizer from the folder of the prepared data."""
     from transformers import AutoTokenizer
 
-    return Setting(work.preset, AutoTokenizer.from_pretrained(data), data)
+    return Setting(work.preset, AutoTokenizer.from_pretrained(data, trust_remote_code=False), data)
 
 
 def quiet() -> None:
@@ -142,8 +141,7 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
     )
     store_curves(model.cpu(), folder, run.work.preset.length)
     files.write(folder / run_folder.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
-    for checkpoint in folder.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint, ignore_errors=True)
+    run_folder.delete_checkpoints(folder)
 
 
 def _last_checkpoint(folder: Path, first: bool) -> Path | None:
@@ -177,7 +175,9 @@ def _step(checkpoint: Path | None) -> int:
 
 def _seconds_per_step(folder: Path) -> float:
     """Returns the median time of a step between two logged ones. The first steps, and pauses, have little weight."""
-    rows = [line for line in files.lines(folder / run_folder.METRICS) if line["kind"] == "step" and "loss" in line]
+    rows = [
+        line for line in run_folder.metrics(folder / run_folder.METRICS) if line["kind"] == "step" and "loss" in line
+    ]
     steps = [
         (after["seconds"] - before["seconds"]) / (after["step"] - before["step"])
         for before, after in itertools.pairwise(rows)

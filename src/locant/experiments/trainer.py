@@ -54,7 +54,6 @@ def training_arguments(run: Run, folder: Path) -> TrainingArguments:
         logging_steps=log,
         logging_nan_inf_filter=False,
         save_steps=-(-work.steps // CHECKPOINTS // log) * log,  # multiples of `log`: a checkpoint has no partial loss
-        save_total_limit=2,
         report_to="none",
         disable_tqdm=True,
         log_level="error",
@@ -146,7 +145,7 @@ class Recorder(TrainerCallback):
         """Marks a checkpoint as complete when every process has written its part."""
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
-            (self.folder / f"checkpoint-{state.global_step}" / run_folder.WHOLE).touch()
+            run_folder.mark_checkpoint(self.folder, state.global_step)
 
 
 def _has_table(model: PreTrainedModel) -> bool:

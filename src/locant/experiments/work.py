@@ -5,9 +5,24 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from locant.experiments.presets import Preset
+from locant.runs.untrusted import shortened
+
+
+def checked(data: Any, cls: Any) -> dict[str, Any]:
+    """Returns `data` if it has the fields of a dataclass with values of their types; ValueError names what is wrong."""
+    fields, types = {field.name: field for field in dataclasses.fields(cls)}, get_type_hints(cls)
+    needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
+    if not isinstance(data, dict) or not needed <= data.keys() <= fields.keys():
+        got = sorted(data) if isinstance(data, dict) else data
+        raise ValueError(f"expected the entries {', '.join(fields)}; got {shortened(got)}")
+    for name, value in data.items():
+        allowed = get_args(types[name]) or (types[name],)
+        if type(value) not in (*allowed, *([int] if float in allowed else [])):
+            raise ValueError(f"{name} must be of the type {types[name]}, got {shortened(value)}")
+    return data
 
 
 @dataclass(frozen=True)
@@ -27,8 +42,9 @@ class Work:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Work:
-        """Returns the settings that `to_dict` wrote."""
-        return cls(**{**data, "preset": Preset(**data["preset"])})
+        """Returns the settings that `to_dict` wrote; ValueError if they are others."""
+        preset = Preset(**checked(data.get("preset"), Preset))
+        return cls(**{**checked({**data, "preset": preset}, cls), "preset": preset})
 
 
 @dataclass(frozen=True)

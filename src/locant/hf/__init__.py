@@ -7,8 +7,9 @@ from locant.hf import interface
 from locant.hf.loading import load, register
 from locant.hf.readout import Native, native
 from locant.hf.swapping import swap
+from locant.hf.word_order import WordOrderWarning
 
 interface.register()
 register()
 
-__all__ = ["Native", "load", "native", "swap"]
+__all__ = ["Native", "WordOrderWarning", "load", "native", "swap"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel
 from locant.hf import interface
 from locant.hf.families import family_of
 from locant.hf.following import follow, unfollow
+from locant.hf.methods import replace_method
 from locant.hf.plan import ANY_LENGTH, STATE, Plan, current_schemes, plan_of
 from locant.hf.seam import configs, use_attention
 
@@ -45,7 +45,7 @@ def attach(model: PreTrainedModel, plan: Plan, save: Save) -> None:
                 module.add_module(interface.NAME, scheme)
                 owners[id(scheme)] = module
             module.__dict__["locant_impl"] = plan.impl
-        follow(stack, count=family.count, shift=family.shift(stack))
+        follow(stack, count=family.count, shift=family.shift(stack), native_count=stack_plan.native_count)
     if hasattr(config, "max_position_embeddings"):
         plan.before["max_position_embeddings"] = config.max_position_embeddings
     for config in configs(model):
@@ -53,7 +53,7 @@ def attach(model: PreTrainedModel, plan: Plan, save: Save) -> None:
             config.max_position_embeddings = plan.max_length() or ANY_LENGTH
         config.locant = plan.to_config()
     for module in {model, base}:
-        module.__dict__["save_pretrained"] = types.MethodType(save, module)
+        replace_method(module, "save_pretrained", save)
     base.register_state_dict_pre_hook(_not_as_a_part)
 
 

@@ -16,10 +16,6 @@ from torch import Tensor, nn
 from locant.attention.request import Request, prepare
 from locant.schemes import Scheme
 
-UNKNOWN = -1
-"""`Positions.past` in compiled code, where the number of cached keys is not a Python integer."""
-
-
 AttentionFunction = Callable[..., tuple[Tensor, "Tensor | None"]]
 """An attention of transformers: (module, query, key, value, mask, …) -> output [B, Lq, H, D] and weights."""
 
@@ -31,6 +27,18 @@ class Positions(NamedTuple):
     k: Tensor | None  # [B or 1, Lk]: cached keys, then q
     past: int = 0
     weights: bool = False  # the caller requests the attention weights; not every model passes that on
+    cached: Tensor | None = None
+    """The number of cached keys in compiled code with a static cache; k then has a column for each of its places."""
+
+    def of_places(self, cached: Tensor, lq: int, lk: int) -> Tensor:
+        """Returns the positions of lk keys of a static cache, [B, lk], when their number is known as a tensor alone.
+
+        A sliding layer has the last lk keys. Empty places at the end are masked; they get the position of the last key.
+        """
+        assert self.k is not None
+        last = cached + lq - 1
+        places = torch.arange(lk, device=last.device) + (last + 1 - lk).clamp(min=0)
+        return self.k.index_select(-1, torch.minimum(places, last))
 
     def of_queries(self, length: int, device: torch.device) -> Tensor:
         """Returns the positions of the queries, [B or 1, length]."""
@@ -71,7 +79,7 @@ class AttentionCall:
         """
         if self.scheme is None:
             return True
-        packed = self.positions is not None and self.positions.q is not None and self.is_causal and self.mask is None
+        packed = self._known_positions().q is not None and self.is_causal and self.mask is None
         return self.scheme.silent and not packed
 
     def arguments(self) -> dict[str, Any]:
@@ -101,16 +109,21 @@ class AttentionCall:
         """Returns what `attend` is about to compute. Only for calls with a scheme."""
         return prepare(**self.arguments())
 
-    def _positions(self, lq: int, lk: int) -> tuple[Tensor | None, Tensor | None]:
-        """q_pos and k_pos for `attend`; None where its own default is right."""
+    def _known_positions(self) -> Positions:
+        """The positions of a call with a scheme. NoPE needs them too: the stack may add them to its tokens."""
         if self.positions is None:
             raise RuntimeError(
                 f"{type(self.module).__name__} received no positions; call it through the swapped model it belongs to"
             )
-        q, k, past, _ = self.positions
+        return self.positions
+
+    def _positions(self, lq: int, lk: int) -> tuple[Tensor | None, Tensor | None]:
+        """q_pos and k_pos for `attend`; None where its own default is right."""
+        positions = self._known_positions()
+        q, k, past, cached = positions.q, positions.k, positions.past, positions.cached
         device, factor = self.query.device, self.position_factor
-        if past == UNKNOWN and k is not None:
-            k = k + torch.arange(lk, device=device)
+        if cached is not None:
+            k = positions.of_places(cached, lq, lk)
         if q is None or k is None:
             if lk == past + lq and factor == 1:
                 return None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from locant.hf.families import family_of
+from locant.hf.following import FOLLOW, Following
 from locant.hf.mechanisms import Table
 from locant.hf.modes import evaluating
-from locant.hf.plan import plan_of
+from locant.hf.plan import ANY_LENGTH, plan_of
 
 
 class Limits(NamedTuple):
@@ -43,6 +45,14 @@ def first_position(model: PreTrainedModel) -> int:
     return family_of(model).shift(layer_stack(model))
 
 
+def takes_position_ids(model: PreTrainedModel) -> bool:
+    """Whether the stack of layers accepts position_ids. T5's does once it is swapped to positions that need them."""
+    stack = layer_stack(model)
+    following: Following | None = stack.__dict__.get(FOLLOW)
+    swapped = following is not None and not following.native_count
+    return swapped or "position_ids" in inspect.signature(type(stack).forward).parameters
+
+
 def limits(model: PreTrainedModel) -> Limits:
     """Returns how many positions a model has, and how many its config names."""
     config: Any = model.config
@@ -64,6 +74,16 @@ def limits(model: PreTrainedModel) -> Limits:
         trained -= family.shift(stack)  # RoBERTa's 514 are 512
     known = [limit for limit in found if limit is not None]
     return Limits(min(known) if known else None, trained if isinstance(trained, int) else None)
+
+
+def maximum_length(model: PreTrainedModel, before: int = ANY_LENGTH) -> int:
+    """Returns the tokens at which inputs of a swapped model are to be truncated; ANY_LENGTH if it reads any number.
+
+    before   the maximum before the swap. It still holds if the model kept its own positions.
+    """
+    plan, config = plan_of(model), getattr(model.config, "max_position_embeddings", None)
+    known = [config, limits(model).positions, before if plan is None or plan.keep_native else None]
+    return min([ANY_LENGTH, *(limit for limit in known if limit is not None)])
 
 
 def is_causal(model: PreTrainedModel, ids: Tensor) -> bool:

@@ -4,24 +4,24 @@
 `interface.attention` as a keyword argument. As an argument, and not as state of the model, they are still right when
 gradient checkpointing runs a layer again, or when a second batch starts before the first one's backward pass.
 
-The positions of cached keys are stored on the cache object: after a right-padded prompt the position of the next token
-is not that of the last key plus one. Without position_ids they are 0, 1, 2, … and nothing is stored.
+`cached` stores the positions of cached keys. Without position_ids they are 0, 1, 2, … and only a static cache stores
+them.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
-from types import MethodType
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 
-from locant.hf.call import UNKNOWN, Positions
+from locant.hf.cached import STORED, is_static, remember, with_cached
+from locant.hf.call import Positions
 from locant.hf.interface import ARGUMENT, EMBED, NAME
+from locant.hf.methods import replace_method
 
 FOLLOW = "locant_follow"
 """Attribute of a stack whose forward passes positions on."""
@@ -30,119 +30,124 @@ Count = Callable[[nn.Module, Mapping[str, Any], Any], "Tensor | None"]
 """How a model numbers tokens without position_ids: (stack, arguments, cached tokens) -> ids, or None for 0, 1, 2, …"""
 
 
-def follow(stack: nn.Module, *, count: Count, shift: int) -> None:
+@dataclass(frozen=True)
+class Following:
+    """How a stack numbers its tokens, and what it was before."""
+
+    count: Count
+    shift: int  # the number that the caller's position_ids start at (2 for RoBERTa)
+    native_count: bool  # left padding is counted if the model counts it; otherwise the first token is at 0
+    names: tuple[str, ...]  # of the arguments of its forward
+    before: Any  # a forward that the stack had in place of that of its class
+
+
+def follow(stack: nn.Module, *, count: Count, shift: int, native_count: bool) -> None:
     """Makes a stack (a module that runs layers) pass the positions of its tokens to every attention module in it.
 
-    `shift` is the number that the caller's position_ids start at (2 for RoBERTa). The stack gets a `forward` of its own
-    rather than a hook: some callers (sentence-transformers) call `forward` directly, and hooks do not run there.
+    The arguments are those of `Following`. The stack gets a `forward` of its own rather than a hook: some callers
+    (sentence-transformers) call `forward` directly, and hooks do not run there.
     """
-    names = tuple(inspect.signature(stack.forward).parameters)
-    stack.__dict__[FOLLOW] = (names, count, shift, stack.__dict__.get("forward"))
-
-    # It receives the module as `self` and holds no reference of its own, so that a model can be deep-copied.
-    @wraps(type(stack).forward)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _run(self, args, kwargs)
-
-    stack.__dict__["forward"] = MethodType(forward, stack)
+    names = tuple(inspect.signature(type(stack).forward).parameters)[1:]  # without self
+    stack.__dict__[FOLLOW] = Following(count, shift, native_count, names, stack.__dict__.get("forward"))
+    replace_method(stack, "forward", _forward)
 
 
 def unfollow(stack: nn.Module) -> None:
     """Undoes `follow`."""
     if FOLLOW in stack.__dict__:
-        before = stack.__dict__.pop(FOLLOW)[3]
+        before = stack.__dict__.pop(FOLLOW).before
         del stack.__dict__["forward"]
         if before is not None:
             stack.__dict__["forward"] = before
 
 
-def _run(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names, count, shift, before = stack.__dict__[FOLLOW]
+def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    following: Following = stack.__dict__[FOLLOW]
     config: Any = stack.config
     if config._attn_implementation != NAME:
         raise RuntimeError(
             f"the attention of this swapped model was set to {config._attn_implementation!r}, which ignores its "
             f"scheme; call set_attn_implementation({NAME!r}), or swap(model, 'native') first"
         )
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = {**dict(zip(following.names, args, strict=False)), **kwargs}
     wanted = given.get("output_attentions", getattr(stack.config, "output_attentions", False))
-    positions = _positions(stack, given, count, shift)._replace(weights=bool(wanted))
+    positions = _positions(given, _numbered(stack, given, following))._replace(weights=bool(wanted))
     given[ARGUMENT] = positions
     embed = getattr(stack, EMBED, None)
     if embed is not None:  # the model has no place for absolute positions: add them to the token embeddings
         tokens = given.get("inputs_embeds")
         if tokens is None:
             tokens = stack.get_input_embeddings()(given["input_ids"])  # type: ignore[operator]
-        added = embed.embed(positions.of_queries(tokens.shape[1], tokens.device))
-        given["inputs_embeds"], given["input_ids"] = tokens + added.to(tokens.dtype), None
-    _grow_buffers(stack, given, positions, shift)
+        places = given.get("position_ids")
+        places = positions.of_queries(tokens.shape[1], tokens.device) if places is None else places - following.shift
+        given["inputs_embeds"], given["input_ids"] = tokens + embed.embed(places).to(tokens.dtype), None
+    if not following.native_count and "position_ids" not in following.names:  # T5 has no such argument
+        given.pop("position_ids", None)
+    _grow_buffers(stack, given, positions, following.shift)
+    before = following.before
     output = before(**given) if before is not None else type(stack).forward(stack, **given)
-    if positions.k is not None and positions.past != UNKNOWN:
+    if positions.k is not None:
         values = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
         for cache in (given.get("past_key_values"), *values):
-            if isinstance(cache, Cache):
-                _remember(cache, positions.k)  # the next step needs the positions of these keys
+            remember(cache, positions.k)
     return output
 
 
-def _remember(cache: Any, positions: Tensor) -> None:
-    cache.locant_positions = positions
-    if positions.shape[0] > 1:  # reordering the rows of the cache must reorder these too
-        for name, change in (("reorder_cache", _reorder), ("batch_select_indices", _select)):
-            cache.__dict__[name] = MethodType(change, cache)
-
-
-def _reorder(cache: Any, rows: Tensor) -> None:
-    type(cache).reorder_cache(cache, rows)
-    cache.locant_positions = cache.locant_positions.index_select(0, rows.to(cache.locant_positions.device))
-
-
-def _select(cache: Any, rows: Tensor) -> None:
-    type(cache).batch_select_indices(cache, rows)
-    cache.locant_positions = cache.locant_positions[rows]
-
-
-def _positions(stack: nn.Module, given: Mapping[str, Any], count: Count, shift: int) -> Positions:
+def _cached(given: Mapping[str, Any]) -> Any:
+    """The number of cached keys; a tensor in compiled code with a static cache."""
     cache = given.get("past_key_values")
     past = 0 if cache is None else cache.get_seq_length()
-    if isinstance(past, Tensor) and not torch.compiler.is_compiling():
-        past = int(past)
-    stored = getattr(cache, "locant_positions", None)
-    ids = given.get("position_ids")
-    if ids is not None:
-        if ids.ndim > 2:
-            raise NotImplementedError(
-                f"position_ids of a swapped model must be [batch, length], got {list(ids.shape)}: "
-                f"positions in several dimensions are not supported"
-            )
-        ids = ids.reshape(-1, ids.shape[-1]) - shift
-    else:
-        ids = count(stack, given, past)
-        if ids is None:
-            if stored is None and not isinstance(past, Tensor):
-                return Positions(None, None, past)
-            tokens = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
-            ids = (torch.arange(tokens.shape[1], device=tokens.device) + past)[None]
-    if isinstance(past, Tensor):  # a static cache in a compiled model: assume that key j is j places after the first
-        return Positions(ids, ids[:, :1] - past, UNKNOWN)
-    if past == 0:
-        return Positions(ids, ids)
-    if stored is None:  # the cached keys had no position_ids: they are 0, 1, 2, …
-        stored = torch.arange(past, device=ids.device)[None]
-    return Positions(ids, _joined(stored, ids, past))
+    return int(past) if isinstance(past, Tensor) and not torch.compiler.is_compiling() else past
 
 
-def _joined(stored: Tensor, ids: Tensor, past: int) -> Tensor:
-    """Positions of the cached keys, then of the new tokens."""
-    before = stored[:, :past]  # assisted decoding may have cropped the cache
-    rows = max(before.shape[0], ids.shape[0])
-    if rows % before.shape[0]:
-        raise RuntimeError(
-            f"the cache holds {before.shape[0]} sequences and the batch has {ids.shape[0]}: "
-            f"cannot match the positions of cached keys to sequences; start with a new cache"
+def _numbered(stack: nn.Module, given: dict[str, Any], following: Following) -> Tensor | None:
+    """The positions of the tokens, [B or 1, L]; None for those that follow the cached keys.
+
+    If the model would count padding on the left and must not, `given` gets the position_ids that say so.
+    """
+    past = _cached(given)
+    ids: Tensor | None = given.get("position_ids")
+    if ids is None:
+        ids = following.count(stack, given, past)
+        if ids is None and not following.native_count:
+            ids = _from_first_token(given, past)
+            if ids is not None:  # no table has rows below 0
+                given["position_ids"] = ids.clamp(min=0) + following.shift
+        return ids
+    if ids.ndim > 2:
+        raise NotImplementedError(
+            f"position_ids of a swapped model must be [batch, length], got {list(ids.shape)}: "
+            f"positions in several dimensions are not supported"
         )
-    before = before.repeat_interleave(rows // before.shape[0], dim=0)  # beams of one prompt share its positions
-    return torch.cat([before, ids.expand(rows, -1)], dim=-1)
+    return ids.reshape(-1, ids.shape[-1]) - following.shift
+
+
+def _from_first_token(given: Mapping[str, Any], past: Any) -> Tensor | None:
+    """The positions in a left-padded batch: 0 for the first token that the mask shows, and less before it."""
+    mask: Tensor | None = given.get("attention_mask")
+    if mask is None or mask.ndim != 2:
+        return None
+    if not torch.compiler.is_compiling() and bool(mask[:, 0].all()):
+        return None  # no padding on the left
+    first = mask.ne(0).int().argmax(-1, keepdim=True)
+    places: Tensor = torch.arange(_tokens(given).shape[1], device=mask.device) + past - first
+    return places
+
+
+def _positions(given: Mapping[str, Any], ids: Tensor | None) -> Positions:
+    cache, past = given.get("past_key_values"), _cached(given)
+    if ids is None:
+        if getattr(cache, STORED, None) is None and not is_static(cache):
+            return Positions(None, None, past)
+        tokens = _tokens(given)
+        ids = (torch.arange(tokens.shape[1], device=tokens.device) + past)[None]
+    return with_cached(cache, ids, past, _tokens(given).shape[0])
+
+
+def _tokens(given: Mapping[str, Any]) -> Tensor:
+    """The input of a stack, [B, L, …]."""
+    found: Tensor = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
+    return found
 
 
 def _grow_buffers(module: nn.Module, given: Mapping[str, Any], positions: Positions, shift: int) -> None:
@@ -151,7 +156,7 @@ def _grow_buffers(module: nn.Module, given: Mapping[str, Any], positions: Positi
     tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
     if embeddings is None or tokens is None:
         return
-    needed = positions.past + tokens.shape[1] + shift
+    needed = shift + (tokens.shape[1] + positions.past if positions.k is None else positions.k.shape[1])
     if positions.q is not None and not torch.compiler.is_compiling():  # positions may lie further apart than tokens
         needed = max(needed, int(positions.q.max()) + shift + 1)
     for name in ("position_ids", "token_type_ids"):

@@ -10,7 +10,7 @@ Rotary pairs are neighbours there and half a head apart in transformers, so the 
 
 from __future__ import annotations
 
-import lzma
+import math
 import struct
 import sys
 from pathlib import Path
@@ -20,12 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from locant.runs import text_source
+
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 HEADER = struct.Struct("7i")
 FIRST_BYTE = 3
 """Token of byte 0. Before the 256 bytes stand the unknown token, the start and the end."""
+LONGEST_TOKEN = 1000
+"""Bytes of the longest token; those of llama2.c have up to 27."""
 
 
 def load(path: Path | str, tokenizer: Path | str) -> tuple[LlamaForCausalLM, Any]:
@@ -42,11 +46,12 @@ def load_model(path: Path) -> LlamaForCausalLM:
     """Returns the model in a file of llama2.c, in eval mode."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    data = _read(path)
+    data = text_source.read_bytes(path)
     if len(data) < HEADER.size:
         raise ValueError(f"{path} is not a model of llama2.c: it has {len(data)} bytes")
     dim, hidden, layers, heads, kv_heads, vocabulary, length = HEADER.unpack_from(data)
-    if min(dim, hidden, layers, heads, kv_heads, length) < 1 or vocabulary == 0 or dim % heads:
+    even = min(heads, kv_heads) > 0 and dim % (2 * heads) == 0 and heads % kv_heads == 0
+    if min(dim, hidden, layers, length) < 1 or vocabulary == 0 or not even:
         raise ValueError(f"{path} is not a model of llama2.c: its header is {HEADER.unpack_from(data)}")
     tied, vocabulary = vocabulary > 0, abs(vocabulary)
     size, kv = dim // heads, dim // heads * kv_heads
@@ -57,12 +62,12 @@ def load_model(path: Path) -> LlamaForCausalLM:
         "down_proj": (layers, dim, hidden), "up_proj": (layers, hidden, dim), "norm": (dim,),
         "cosines": (length, size // 2), "sines": (length, size // 2), "lm_head": (0 if tied else vocabulary, dim),
     }  # fmt: skip
-    expected = HEADER.size + 4 * sum(int(np.prod(shape)) for shape in shapes.values())
+    expected = HEADER.size + 4 * sum(map(math.prod, shapes.values()))
     if len(data) != expected:
         raise ValueError(f"{path} has {len(data):,} bytes; its header implies {expected:,}")
     at, read = HEADER.size, {}
     for name, shape in shapes.items():
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         read[name] = torch.from_numpy(np.frombuffer(data, np.float32, count, at).reshape(shape).copy())
         at += 4 * count
     read["q_proj"], read["k_proj"] = _halves(read["q_proj"], heads), _halves(read["k_proj"], kv_heads)
@@ -97,17 +102,20 @@ def load_tokenizer(path: Path) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    data, at, pieces = _read(path), 4, []
+    data, at, pieces = text_source.read_bytes(path), 4, []
     while at + 8 <= len(data):
         score, count = struct.unpack_from("fi", data, at)
-        if count < 0:
+        if not 0 <= count <= LONGEST_TOKEN:
             break
         pieces.append((data[at + 8 : at + 8 + count], score))
         at += 8 + count
     if at != len(data) or len(pieces) < FIRST_BYTE + 256:
-        raise ValueError(f"{path} is not a tokenizer of llama2.c")
+        raise ValueError(f"{path} is not a tokenizer of llama2.c: it ends or is wrong after {len(pieces):,} tokens")
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    names += [piece.decode("utf-8").replace(" ", "▁") for piece, _ in pieces[len(names) :]]
+    try:
+        names += [piece.decode("utf-8").replace(" ", "▁") for piece, _ in pieces[len(names) :]]
+    except UnicodeDecodeError as problem:
+        raise ValueError(f"{path} has a token that is not text in UTF-8: {problem}") from None
     vocabulary = {name: number for number, name in enumerate(names)}
     # Byte-pair merges: every split of a piece into two other pieces, the pieces with the highest score first.
     order = sorted(range(FIRST_BYTE + 256, len(names)), key=lambda number: -pieces[number][1])
@@ -126,13 +134,6 @@ def load_tokenizer(path: Path) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=False
     )
-
-
-def _read(path: Path) -> bytes:
-    if path.suffix == ".xz":
-        with lzma.open(path) as file:
-            return file.read()
-    return path.read_bytes()
 
 
 def main(model: str, tokenizer: str, out: str) -> None:

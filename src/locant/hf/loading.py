@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,19 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from locant.hf import relative_key
+from locant.hf import checkpoint, interface, relative_key
 from locant.hf.attaching import attach
+from locant.hf.building import in_words, open_model
+from locant.hf.checkpoint import Weights
 from locant.hf.model_class import model_class
 from locant.hf.plan import Plan, plan_of
+from locant.hf.plan_check import check_fits, check_plan
 from locant.hf.saving import SIZES, save_pretrained
+
+OTHER_FILES = {"variant", "gguf_file", "use_safetensors", "state_dict"}
+"""Arguments of from_pretrained with which the weights are not those of model.safetensors."""
+SCHEME = re.compile(rf"(^|\.)({interface.NAME}|{interface.EMBED}|scheme)\.")
+"""In the name of a weight: it belongs to a scheme of an attention, or of the token embeddings."""
 
 
 class LocantConfig(PreTrainedConfig):
@@ -36,12 +45,26 @@ def register() -> None:
 
 def _opener(auto: Any) -> Any:
     def from_pretrained(path: str, *args: Any, config: Any = None, **kwargs: Any) -> PreTrainedModel:
-        # AutoConfig took the arguments it knows (num_labels, …) out of kwargs: they belong to the model's own config.
-        ours = {"model_type", "architectures", "transformers_version", "locant_version", "locant", "dtype", *SIZES}
-        taken = {} if config is None else {k: v for k, v in config.to_diff_dict().items() if k not in ours}
-        return load(path, auto, **{**taken, **kwargs})
+        return load(path, auto, **{**_taken(path, config), **kwargs})
 
     return staticmethod(from_pretrained)
+
+
+def _taken(path: str, config: Any) -> dict[str, Any]:
+    """The arguments that AutoConfig took out of the caller's (num_labels, …): they belong to the model's own config.
+
+    They are in `config` among the entries of config.json. Those entries are not arguments: a folder must not choose how
+    it is opened.
+    """
+    if config is None:
+        return {}
+    written, plain = checkpoint.config_of(path), LocantConfig()
+    ours = {"model_type", "architectures", "transformers_version", "locant_version", "locant", "dtype", *SIZES}
+    return {
+        name: value
+        for name, value in config.to_diff_dict().items()
+        if name not in ours and hasattr(plain, name) and (name not in written or value != written[name])
+    }
 
 
 def load(path: str | Path, auto: Any = None, *, layers: int | None = None, **kwargs: Any) -> PreTrainedModel:
@@ -51,73 +74,122 @@ def load(path: str | Path, auto: Any = None, *, layers: int | None = None, **kwa
     layers    how many layers to open, from the first one on; for a model that does not fit into memory.
     kwargs    go to its `from_pretrained`: dtype, device_map, num_labels, ….
     """
+    if kwargs.pop("trust_remote_code", False):
+        raise ValueError(f"locant never runs code from a model folder; open {path} without trust_remote_code")
     where = {name: kwargs[name] for name in ("revision", "subfolder", "cache_dir", "token") if name in kwargs}
-    data, _ = PreTrainedConfig.get_config_dict(path, **where)
+    checkpoint.check_name(path, kwargs.get("subfolder", ""))
+    data = checkpoint.config_of(path, **where)
+    weights = None if OTHER_FILES & kwargs.keys() else checkpoint.weights_of(path, **where)
+    checkpoint.check_counts(data, weights, path)
     if data.get("model_type") == "locant":
-        return _load_swapped(path, auto, data, layers, kwargs)
+        return _load_swapped(path, auto, data, weights, layers, kwargs)
     if data.get("position_embedding_type") in relative_key.SPECS:
         if layers is not None:
             raise ValueError(f"{path} has positions of an older kind; it can only be opened whole")
-        return relative_key.load(path, auto, data, **kwargs)
-    config = AutoConfig.from_pretrained(path)
+        return relative_key.load(path, auto, data, weights, **kwargs)
+    with in_words(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
     cls = model_class(auto, config, data)
     if layers is None:
-        return cls.from_pretrained(path, **kwargs)  # type: ignore[no-any-return]
+        return open_model(cls, path, weights, **kwargs)[0]
     _cut(config, layers)
     with _quiet():
-        return cls.from_pretrained(path, config=config, **kwargs)  # type: ignore[no-any-return]
+        return open_model(cls, path, weights, config=config, **kwargs)[0]
 
 
 def _load_swapped(
-    path: str | Path, auto: Any, data: dict[str, Any], layers: int | None, kwargs: dict[str, Any]
-) -> PreTrainedModel:
-    inner = dict(data["locant"])
-    planned = inner.pop("locant")
-    for stack in planned["stacks"]:
-        stack["layers"] = stack["layers"][:layers]
-    Plan.from_config(planned)  # first, so that an unknown scheme raises before anything is built
-    length = inner.pop("max_position_embeddings_before_locant", None)
-    if length is not None:
-        inner["max_position_embeddings"] = length
-    config = AutoConfig.for_model(inner.pop("family"), **inner)
+    path: str | Path, auto: Any, data: dict[str, Any], weights: Weights | None, layers: int | None,
+    kwargs: dict[str, Any],
+) -> PreTrainedModel:  # fmt: skip
+    inner = data.get("locant")
+    if not isinstance(inner, dict) or not isinstance(inner.get("family"), str):
+        raise ValueError(f"{path}: {checkpoint.CONFIG} must have an object 'locant' with the family of the model")
+    inner = dict(inner)
+    planned = inner.pop("locant", None)
+    with in_words(path):
+        check_plan(planned, weights)
+        for stack in planned["stacks"]:
+            stack["layers"] = stack["layers"][:layers]
+        with torch.device("meta"):  # first, so that an unknown scheme raises before anything is built
+            Plan.from_config(planned)
+        length = inner.pop("max_position_embeddings_before_locant", None)
+        if length is not None:
+            inner["max_position_embeddings"] = length
+        config = AutoConfig.for_model(inner.pop("family"), **inner)
     for name in [name for name in kwargs if hasattr(config, name) and name not in ("dtype", "torch_dtype")]:
         setattr(config, name, kwargs.pop(name))  # num_labels and the like belong to the config
     if layers is not None:
         _cut(config, layers)
     cls = model_class(auto, config, data)
 
-    class Loading(cls):  # type: ignore[misc, valid-type]
-        """The class with its schemes in place before transformers fills in the weights."""
+    def attach_plan(model: PreTrainedModel) -> None:
+        """Before transformers fills in the weights: the schemes then get the dtype and device of the rest."""
+        plan = Plan.from_config(planned)
+        check_fits(plan, model)
+        attach(model, plan, save_pretrained)
+        if weights is not None:
+            _check_schemes(path, model, weights)
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            # Built here, the schemes get the dtype and device of the rest.
-            attach(self, Plan.from_config(planned), save_pretrained)
-
-    Loading.__name__, Loading.__qualname__, Loading.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     kwargs.pop("attn_implementation", None)
-    kwargs.pop("output_loading_info", None)
     with _quiet() if layers is not None else nullcontext():
-        model, info = Loading.from_pretrained(path, config=config, output_loading_info=True, **kwargs)
-    model.__class__ = cls
+        model, info = open_model(cls, path, weights, prepare=attach_plan, config=config, **kwargs)
     plan = plan_of(model)
     assert plan is not None
-    _check_weights(path, model, plan, info, cut=layers is not None)
+    _check_weights(path, model, info, whole=auto is None, cut=layers is not None)
     plan.native_is_lost = any(replaced.original is not None for replaced in plan.replaced)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
-def _check_weights(path: str | Path, model: PreTrainedModel, plan: Plan, info: dict[str, Any], *, cut: bool) -> None:
-    """Raises ValueError unless the folder has exactly the weights of the schemes."""
-    ours = {f"{name}." for name, _ in _places(model, plan)}
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if what == "unexpected_keys" and cut:  # those of the layers that were left out
-            continue
-        wrong = [str(key) for key in info.get(what, ()) if any(place in str(key) for place in ours)]
-        if wrong:
+def _check_schemes(path: str | Path, model: PreTrainedModel, weights: Weights) -> None:
+    """Raises ValueError if a table in the weights has a shape or dtype that no scheme of the model has.
+
+    Tables are compared by the end of their names, from the scheme on: transformers renames the rest of some models.
+    """
+    shapes: dict[str, list[list[int]]] = {}
+    for key, value in model.state_dict().items():
+        if found := SCHEME.search(key):
+            shapes.setdefault(key[found.start() :].lstrip("."), []).append(list(value.shape))
+    wrong = []
+    for key, entry in weights.tensors.items():
+        found = SCHEME.search(key)
+        expected = shapes.get(key[found.start() :].lstrip(".")) if found else None
+        if expected is not None and (list(entry.shape) not in expected or "F" not in entry.dtype):
+            wrong.append(f"{key} {list(entry.shape)} in {entry.dtype}, expected {expected[0]} in floating point")
+    _refuse(path, {"mismatched_keys": wrong})
+
+
+def _refuse(path: str | Path, wrong: Mapping[str, Collection[str]]) -> None:
+    """Raises ValueError if there is something wrong. `wrong` has the names of weights by what is wrong with them."""
+    for what, keys in wrong.items():
+        if keys:
             raise ValueError(
-                f"{path}: the weights do not fit the schemes of its config; {what}: {', '.join(wrong[:4])}"
+                f"{path}: the weights do not fit the schemes of its config; {what}: {', '.join(sorted(keys)[:4])}"
             )
+
+
+def _check_weights(path: str | Path, model: PreTrainedModel, info: dict[str, Any], *, whole: bool, cut: bool) -> None:
+    """Raises ValueError unless the folder has the weights of the model.
+
+    A part of the model, such as its head, may be missing as a whole; transformers warns about it.
+
+    whole    the model has the class that was saved, so it has a place for every weight
+    cut      layers were left out, and their weights with them
+    """
+
+    def part(key: str) -> str:
+        return key.removeprefix(f"{model.base_model_prefix}.").partition(".")[0]
+
+    missing, unexpected, mismatched = (
+        {str(key) for key in info.get(what, ())} for what in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    )
+    filled = {part(key) for key in model.state_dict().keys() - missing}
+    below = {name for name, _ in model.base_model.named_children()}
+    wrong = {
+        "missing_keys": [key for key in missing if SCHEME.search(key) or part(key) in filled & below],
+        "unexpected_keys": [key for key in unexpected if not cut and (whole or SCHEME.search(key))],
+        "mismatched_keys": list(mismatched),
+    }
+    _refuse(path, wrong)
 
 
 LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
@@ -146,9 +218,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         transformers.logging.set_verbosity(before)
-
-
-def _places(model: PreTrainedModel, plan: Plan) -> list[tuple[str, torch.nn.Module]]:
-    """The schemes of a model with their names in it."""
-    schemes = plan.schemes()
-    return [(name, module) for name, module in model.named_modules() if any(module is scheme for scheme in schemes)]

@@ -8,13 +8,13 @@ positions by a module that adds nothing, or by the embedding of a scheme; and `r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from locant.hf.interface import EMBED
+from locant.hf.methods import replace_method
 from locant.schemes import T5, Learned, Rope, Scheme
 
 
@@ -45,6 +45,13 @@ class Read:
     kind: str
     embed: Scheme | None
     layers: list[Scheme] | None  # None: nothing inside attention
+    native_count: bool = True  # they belong to tokens as the model itself numbers them
+
+    @property
+    def shift_invariant(self) -> bool:
+        """Whether it makes no difference at which number the positions begin."""
+        schemes = [self.embed, *(self.layers or [])]
+        return all(scheme is None or scheme.shift_invariant for scheme in schemes)
 
 
 class Mechanism(Protocol):
@@ -146,7 +153,7 @@ class TableAndBias(TableAfterPadding):
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
         encoder = stack.get_submodule("encoder")
         # MPNet computes its bias once for all layers, [1, H, L, L]. The schemes hold it now, so it is not computed.
-        encoder.__dict__["compute_position_bias"] = MethodType(_no_bias, encoder)
+        replace_method(encoder, "compute_position_bias", _no_bias)
         bias = Replaced(encoder, "compute_position_bias", None)
         return [*super().silence(stack, embed, keep), _unbias(stack, self.bias), bias]
 

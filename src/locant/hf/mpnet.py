@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from contextvars import ContextVar
-from types import MethodType
 from typing import Any
 
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from locant.hf import interface
 from locant.hf.call import Positions
+from locant.hf.methods import replace_method
 
 _POSITIONS: ContextVar[Positions | None] = ContextVar("positions of the tokens of a forward", default=None)
 
@@ -65,10 +65,10 @@ def _own_attention(
 
 def open_seam(base: nn.Module) -> None:
     """Makes the attention of a base model go through `interface.attention`."""
-    base.__dict__["forward"] = MethodType(_model_forward, base)
+    replace_method(base, "forward", _model_forward)
     for module in base.modules():
         if isinstance(module, MPNetSelfAttention):
-            module.__dict__["forward"] = MethodType(_attention_forward, module)
+            replace_method(module, "forward", _attention_forward)
             module.__dict__["is_causal"] = False
 
 

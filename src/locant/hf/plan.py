@@ -40,6 +40,9 @@ class StackPlan:
     schemes: list[Scheme]  # one per attention; the same object where it is shared
     embed: Scheme | None
     width: int
+    native_count: bool = False
+    """Without position_ids tokens are numbered as the model does, for its own absolute positions. Otherwise the first
+    token is at 0, after any padding on the left."""
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Plan:
     replaced: list[Replaced] = field(default_factory=list)
     before: dict[str, Any] = field(default_factory=dict)
     native_is_lost: bool = False  # opened from a folder, which holds only the new positions
+    unlearned: bool = False  # a trained model was swapped to it without a fit (word_order.py)
 
     def schemes(self) -> list[Scheme]:
         """Returns every scheme of the model, each once."""
@@ -82,11 +86,13 @@ class Plan:
             "format": 1,
             "impl": self.impl,
             "keep_native": self.keep_native,
+            "unlearned": self.unlearned,
             "stacks": [
                 {
                     "path": stack.path,
                     "width": stack.width,
                     "embed": None if stack.embed is None else str(stack.embed),
+                    "native_count": stack.native_count,
                     "layers": layers(stack),
                 }
                 for stack in self.stacks
@@ -112,8 +118,10 @@ class Plan:
                 dims = {"n_heads": layer["n_heads"], "head_dim": layer["head_dim"], "d_model": stack["width"]}
                 embed = spec.scheme(stack["embed"], **dims)
             attentions = [Attention(x["module"], x["n_heads"], x["head_dim"]) for x in stack["layers"]]
-            stacks.append(StackPlan(stack["path"], attentions, schemes, embed, stack["width"]))
-        return Plan(stacks, data["impl"], data["keep_native"], native_is_lost=True)
+            native_count = bool(stack.get("native_count", False))  # older folders have no such entry
+            stacks.append(StackPlan(stack["path"], attentions, schemes, embed, stack["width"], native_count))
+        unlearned = bool(data.get("unlearned", False))
+        return Plan(stacks, data["impl"], data["keep_native"], native_is_lost=True, unlearned=unlearned)
 
 
 def plan_of(model: nn.Module) -> Plan | None:

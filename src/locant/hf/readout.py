@@ -55,7 +55,9 @@ def native(model: PreTrainedModel) -> Native:
     """Returns the positions that a model has now: its own, or the schemes it was swapped to."""
     plan = plan_of(model)
     if plan is not None:
-        stacks = (Read("swapped", stack.embed, current_schemes(model, stack)) for stack in plan.stacks)
+        stacks = [
+            Read("swapped", stack.embed, current_schemes(model, stack), stack.native_count) for stack in plan.stacks
+        ]
         return Native("swapped", tuple(stacks))
     family = family_of(model)
     reads = []

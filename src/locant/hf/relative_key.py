@@ -20,30 +20,33 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
-from transformers.utils.hub import cached_file
 
+from locant.hf.building import in_words, open_model
+from locant.hf.checkpoint import Weights, file_of
 from locant.hf.model_class import model_class
-from locant.hf.swapping import swap
+from locant.hf.swapping import exchange
 
 SPECS = {"relative_key": "shaw:values=false,clip={}", "relative_key_query": "huang4:clip={}"}
 KEY = "distance_embedding.weight"
 
 
-def load(path: str | Path, auto: Any, data: dict[str, Any], **kwargs: Any) -> PreTrainedModel:
+def load(path: str | Path, auto: Any, data: dict[str, Any], weights: Weights | None, **kwargs: Any) -> PreTrainedModel:
     """Opens such a checkpoint. `data` is its config.json."""
     kind = data["position_embedding_type"]
     tables = {name: table for name, table in _weights(path).items() if name.endswith(KEY)}
     if not tables:
         raise ValueError(f"{path}: the config has position_embedding_type={kind}, but the weights have no {KEY}")
-    cls = model_class(auto, AutoConfig.from_pretrained(path), data)
+    with in_words(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    cls = model_class(auto, config, data)
     cls_ignores = cls._keys_to_ignore_on_load_unexpected or []
     cls._keys_to_ignore_on_load_unexpected = [*cls_ignores, KEY.replace(".", r"\.")]  # they are loaded here
     try:
-        model: PreTrainedModel = cls.from_pretrained(path, **kwargs)
+        model, _ = open_model(cls, path, weights, **kwargs)
     finally:
         cls._keys_to_ignore_on_load_unexpected = cls_ignores
     largest = (next(iter(tables.values())).shape[0] + 1) // 2
-    swap(model, SPECS[kind].format(largest - 1))
+    exchange(model, SPECS[kind].format(largest - 1))
     layers = {
         name.removesuffix(".locant"): module for name, module in model.named_modules() if name.endswith(".locant")
     }
@@ -53,8 +56,11 @@ def load(path: str | Path, auto: Any, data: dict[str, Any], **kwargs: Any) -> Pr
         found = [layer for layer in layers if layer.endswith(f".{place}") or f".{place}".endswith(f".{layer}")]
         if len(found) != 1:
             raise ValueError(f"{path}: {cls.__name__} has no layer for {name}")
+        own: Any = layers.pop(found[0]).table
+        if own.shape[1:] != table.shape:
+            raise ValueError(f"{path}: {name} has the shape {list(table.shape)}, expected {list(own.shape[1:])}")
         with torch.no_grad():
-            layers.pop(found[0]).table.copy_(table.flip(0)[None])  # their rows go by i − j
+            own.copy_(table.flip(0)[None])  # their rows go by i − j
     if layers:
         raise ValueError(f"{path}: there is no {KEY} for {', '.join(layers)}")
     return model
@@ -62,11 +68,12 @@ def load(path: str | Path, auto: Any, data: dict[str, Any], **kwargs: Any) -> Pr
 
 def _weights(path: str | Path) -> dict[str, Tensor]:
     """All weights of a checkpoint in one file; old ones are often not safetensors."""
-    file = cached_file(str(path), "model.safetensors", _raise_exceptions_for_missing_entries=False)
+    file = file_of(path, "model.safetensors")
     if file is not None:
         return load_file(file)
-    file = cached_file(str(path), "pytorch_model.bin", _raise_exceptions_for_missing_entries=False)
+    file = file_of(path, "pytorch_model.bin")
     if file is None:
         raise ValueError(f"{path}: found neither model.safetensors nor pytorch_model.bin")
-    weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+    with in_words(path):
+        weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
     return weights

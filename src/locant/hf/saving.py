@@ -8,13 +8,16 @@ positions. `loading` opens it.
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from locant.hf.plan import Plan, plan_of
+from locant.hf.facts import maximum_length
+from locant.hf.plan import ANY_LENGTH, Plan, plan_of
+from locant.hf.word_order import CARD
 from locant.runs import files
 from locant.version import __version__
 
@@ -51,6 +54,13 @@ def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: An
         files.write(card, model_card(self, plan))
 
 
+def save_tokenizer(tokenizer: Any, model: PreTrainedModel, folder: Path) -> None:
+    """Saves a tokenizer beside a swapped model: a copy that truncates at the length of that model."""
+    longer = copy.deepcopy(tokenizer)
+    longer.model_max_length = maximum_length(model, getattr(tokenizer, "model_max_length", ANY_LENGTH))
+    longer.save_pretrained(folder)
+
+
 def model_card(model: PreTrainedModel, plan: Plan) -> str:
     """Returns the README.md of the folder."""
     rows = "\n".join(
@@ -61,6 +71,9 @@ def model_card(model: PreTrainedModel, plan: Plan) -> str:
     embeds = {str(stack.embed) for stack in plan.stacks if stack.embed is not None}
     before, after = plan.before.get("max_position_embeddings"), plan.max_length()
     parameters = sum(parameter.numel() for scheme in plan.schemes() for parameter in scheme.parameters())
+    specs = {str(scheme) for stack in plan.stacks for scheme in stack.schemes}
+    spec = "+".join([*specs, *embeds]) if len(specs) == 1 else "SPEC"
+    warning = CARD.format(model=model.name_or_path, spec=spec) if plan.unlearned else ""
     own = "kept, with the following added" if plan.keep_native else "replaced by the following"
     return f"""---
 library_name: transformers
@@ -78,7 +91,7 @@ The positions of this {model.config.model_type} model were {own}
 
 Added to the token embeddings: {", ".join(f"`{text}`" for text in embeds) or "nothing"}.
 Parameters of the schemes: {parameters:,}. Maximum length: {before} before, {after or "none"} now.
-
+{warning}
 ```python
 import locant
 

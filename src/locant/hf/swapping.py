@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from locant.hf.plan import Attention, Plan, StackPlan, plan_of
 from locant.hf.probing import find_attentions, run_probe
 from locant.hf.readout import Native
 from locant.hf.saving import save_pretrained
+from locant.hf.word_order import WordOrderWarning, advice, is_native, loses_word_order
 from locant.schemes import Nope, Scheme, Sum
 from locant.spec import per_layer
 
@@ -40,12 +42,29 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
     Schemes become submodules of the attention modules, as `….locant`. Native positions are removed exactly: the rest
     computes what the model would compute without positions. A probe runs the model on a few tokens and checks that
     every layer uses its scheme and that position changes the output. If not, it raises and the model is unchanged.
+
+    A swap does not train the scheme. A model that was trained with other positions then no longer knows word order, and
+    `swap` issues a `locant.hf.WordOrderWarning`. `locant.fit` and `locant.adapt` keep word order.
+    """
+    lost = loses_word_order(model, spec, keep_native=keep_native)
+    exchange(model, spec, impl=impl, keep_native=keep_native, unlearned=lost)
+    if lost:
+        warnings.warn(advice(model, spec), WordOrderWarning, stacklevel=2)
+    return model
+
+
+def exchange(
+    model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native: bool = False, unlearned: bool = False
+) -> PreTrainedModel:
+    """Does what `swap` does, without a warning: for callers that fit or train the scheme, or undo the swap.
+
+    unlearned   whether the model was trained with other positions, and the scheme was not.
     """
     check_model(model)
     if impl != "auto" and impl not in BACKENDS:
         raise ValueError(f"unknown impl {impl!r}; choose one of: auto, {', '.join(BACKENDS)}")
     old = plan_of(model)
-    if isinstance(spec, str) and spec.strip() == "native":
+    if is_native(spec):
         if old is not None:
             _need_native(old, "put back")
             detach(model)
@@ -62,7 +81,8 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
         found = {stack.path: stack.attentions for stack in old.stacks}
     lost = old is not None and old.native_is_lost
     try:
-        plan = Plan(_resolve(model, family, found, spec, keep_native), impl, keep_native, native_is_lost=lost)
+        plan = Plan(_resolve(model, family, found, spec, keep_native), impl, keep_native, native_is_lost=lost,
+                    unlearned=unlearned)  # fmt: skip
         try:
             attach(model, plan, save_pretrained)
             _prove(model, plan)
@@ -87,11 +107,11 @@ def native_as_schemes(model: PreTrainedModel) -> Iterator[None]:
         if plan_of(model) is not None:
             yield
             return
-        swap(model, "nope", keep_native=True)
+        exchange(model, "nope", keep_native=True)
         try:
             yield
         finally:
-            swap(model, "native")
+            exchange(model, "native")
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -137,8 +157,10 @@ def _resolve(
         width, here = family.mechanism.width(stack), next(stack.parameters())
         layers: list[Scheme]
         embed: Scheme | None = None
+        native_count = False
         if isinstance(spec, Native):
             read = spec.stacks[index]
+            native_count = read.native_count
             if read.layers is not None and len(read.layers) != len(attentions):
                 raise ValueError(f"these positions are for {len(read.layers)} layers, this model has {len(attentions)}")
             # Copies: two models must not share parameters.
@@ -149,14 +171,15 @@ def _resolve(
             built = [scheme for scheme in per_layer(entries, len(attentions), **dims) if isinstance(scheme, Scheme)]
             embed, layers = _split(built)
         if keep_native:
-            own = family.mechanism.read(stack, [base.get_submodule(attention.name) for attention in attentions]).layers
-            if own is not None:
+            own = family.mechanism.read(stack, [base.get_submodule(attention.name) for attention in attentions])
+            native_count = native_count or not own.shift_invariant
+            if own.layers is not None:
                 # A copy per layer: a table shared by several sums would be saved more than once.
-                layers = [_sum([copy.deepcopy(mine), new]) or new for mine, new in zip(own, layers, strict=True)]
+                layers = [_sum([copy.deepcopy(mine), new]) or new for mine, new in zip(own.layers, layers, strict=True)]
         _fit(layers, embed, attentions, width)
         for scheme in [*layers, *([embed] if embed is not None else [])]:
             scheme.to(here.device, here.dtype)
-        plans.append(StackPlan(path, attentions, layers, embed, width))
+        plans.append(StackPlan(path, attentions, layers, embed, width, native_count))
         done += len(attentions)
     return plans
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import textwrap
 from pathlib import Path
 
 from locant.analysis.curve import Curve
+from locant.report.tables import csv_lines
+from locant.runs import files
 
 
 def draw_curves(curves: list[Curve], path: Path) -> None:
@@ -41,11 +42,8 @@ def draw_curves(curves: list[Curve], path: Path) -> None:
 
 def write_curves(curves: list[Curve], path: Path) -> None:
     """Writes a csv file: one row per curve, head and offset."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=["scheme", "field", "head", "r", "value"])
-        writer.writeheader()
-        for curve in curves:
-            writer.writerows(curve.rows())
+    rows = [row for curve in curves for row in curve.rows()]
+    files.write(path, csv_lines(["scheme", "field", "head", "r", "value"], rows))
 
 
 def plot_curve(curve: Curve, *, width: int = 76, height: int = 12) -> str:

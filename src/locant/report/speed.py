@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 from locant.analysis.speed import Cost
+from locant.report.tables import csv_lines
+from locant.runs import files
 
 
 def cost_line(cost: Cost) -> str:
@@ -21,10 +22,7 @@ def cost_line(cost: Cost) -> str:
 def write_costs(costs: Iterable[Cost], path: Path) -> None:
     """Writes a csv file: one row per measurement."""
     rows = [asdict(cost) for cost in costs]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    files.write(path, csv_lines(rows[0], rows))
 
 
 def draw_costs(costs: Iterable[Cost], path: Path) -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 SECONDS = {"h": 3600, "m": 60, "s": 1}
 PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(steps?|h|hours?|m|min|minutes?|s|sec|seconds?)\s*")
 
+LARGEST = 1e12
+"""A larger amount is a mistake, and no number of steps can be computed from it."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -20,8 +23,8 @@ class Budget:
     def parse(cls, text: str) -> Budget:
         """Reads 10min, 90s, 2h or 2000steps."""
         match = PATTERN.fullmatch(text) if isinstance(text, str) else None
-        if match is None or float(match[1]) <= 0:
-            raise ValueError(f"a budget must look like '10min', '90s', '2h' or '2000steps'; got {text!r}")
+        if match is None or not 0 < float(match[1]) < LARGEST:
+            raise ValueError(f"a budget must look like '10min', '90s', '2h' or '2000steps'; got {text[:40]!r}")
         amount, unit = float(match[1]), match[2]
         if not unit.startswith("step"):
             return cls(seconds=amount * SECONDS[unit[0]])

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from locant.runs import untrusted
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -43,11 +45,11 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the content of a JSON file; ValueError if it is not valid JSON."""
+    """Returns the content of a JSON file of a run; ValueError if it is damaged."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except json.JSONDecodeError as problem:
-        raise ValueError(f"{path} is damaged ({problem}); delete its folder to run it again") from None
+        return untrusted.read_json(path)
+    except ValueError as problem:
+        raise ValueError(f"{problem}; delete its folder to run it again") from None
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
@@ -57,9 +59,12 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a file of JSON lines; another process may be appending, so an incomplete last line is
-    skipped."""
+    """Returns the lines of a file of JSON lines; ValueError if one is damaged.
+
+    Another process may be appending, so an incomplete last line is skipped.
+    """
     if not path.exists():
         return []
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
+    untrusted.size_of(path)
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return [untrusted.parse_object(line, f"{path}, line {n}") for n, line in enumerate(whole.splitlines(), 1)]

@@ -16,10 +16,19 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from locant.runs import files
+from locant.runs.untrusted import shortened
 
 METRICS, DONE, FAILED, WHOLE = "metrics.jsonl", "DONE", "FAILED", "WHOLE"
+NUMBER = (int, float)
+ENTRIES: dict[str, dict[str, Any]] = {
+    "step": {"step": int, "seconds": NUMBER},
+    "test": {"length": int, "values": dict, "refused": str},
+    "cost": {"seconds_per_step": NUMBER, "seconds": dict, "memory_mb": NUMBER, "scheme_parameters": int},
+}
+"""The kinds of lines in the metrics, and the entries that each must have."""
 
 
 def check(folder: Path, name: str, *also: str) -> None:
@@ -37,10 +46,36 @@ def check(folder: Path, name: str, *also: str) -> None:
             raise ValueError(f"{folder} contains files that locant did not write ({names}); name a new folder")
 
 
+def metrics(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a metrics file; ValueError if one is not of a known kind with its entries."""
+    found = files.lines(path)
+    for number, line in enumerate(found, 1):
+        entries = ENTRIES.get(str(line.get("kind")))
+        if entries is None or not all(isinstance(line.get(name), kind) for name, kind in entries.items()):
+            kinds = ", ".join(f"{kind} with {' and '.join(names)}" for kind, names in ENTRIES.items())
+            raise ValueError(f"{path}, line {number} is damaged: got {shortened(line)}; expected one of: {kinds}")
+    return found
+
+
 def rewind(path: Path, step: int) -> None:
     """Deletes from a metrics file everything after a step, all evaluations and costs included."""
-    kept = [line for line in files.lines(path) if line["kind"] == "step" and line["step"] <= step]
+    kept = [line for line in metrics(path) if line["kind"] == "step" and line["step"] <= step]
     files.write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+
+
+def mark_checkpoint(folder: Path, step: int) -> None:
+    """Marks a checkpoint as complete and deletes the others.
+
+    Trainer could delete them, but it goes by modification time: after the clock was set back, the newest would go.
+    """
+    (folder / f"checkpoint-{step}" / WHOLE).touch()
+    last_checkpoint(folder)
+
+
+def delete_checkpoints(folder: Path) -> None:
+    """Deletes all checkpoints of a run that is done. A process that is killed here leaves some to the next one."""
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -9,12 +9,18 @@ import gzip
 import lzma
 import os
 import sysconfig
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from locant.runs import untrusted
+from locant.runs.machine_memory import available, spell
+
 OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
+SMALL, DENSEST = 64 * 2**20, 100
+"""A compressed file may have this many bytes of content, or so many times its own size if that is more."""
 HELD_OUT = 20
 """Every 20th file is held out for testing; of a text in fewer files, the last 20th."""
 NOT_PYTHON = {"site-packages", "dist-packages", "test", "tests"}
@@ -32,16 +38,31 @@ class Text:
 
 def read(path: Path) -> str:
     """Returns the content of a UTF-8 text file, plain or compressed as .xz or .gz."""
-    opener = OPENERS.get(path.suffix)
     try:
-        if opener is None:
-            return path.read_text(encoding="utf-8")
-        with opener(path, "rt", encoding="utf-8") as file:
-            return str(file.read())
+        return read_bytes(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as problem:
         raise ValueError(f"{path} is not text in UTF-8: {problem}") from None
-    except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as problem:
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns the content of a file, plain or compressed as .xz or .gz; ValueError if it does not fit into memory."""
+    size, free, opener = untrusted.size_of(path), available(), OPENERS.get(path.suffix)
+    if free is not None and size > free:
+        raise ValueError(f"{path} has {spell(size)}, but only {spell(free)} of memory is free")
+    if opener is None:
+        return path.read_bytes()
+    most = max(SMALL, DENSEST * size)
+    try:
+        with opener(path, "rb") as file:
+            content: bytes = file.read(most + 1)
+    except (lzma.LZMAError, EOFError, gzip.BadGzipFile, zlib.error) as problem:
         raise ValueError(f"{path} cannot be decompressed: {problem}") from None
+    if len(content) > most:
+        raise ValueError(
+            f"{path} has {spell(size)} and decompresses to more than {spell(most)}; text does not compress so well. If "
+            f"it is right, decompress it first"
+        )
+    return content
 
 
 def text(where: str | None) -> Text:

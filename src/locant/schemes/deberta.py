@@ -24,6 +24,8 @@ class Deberta(Scheme):
     def __init__(self, *, buckets: int = 256, max_distance: int = 512, n_heads: int, head_dim: int) -> None:
         super().__init__()
         check_int(self, "buckets", buckets, at_least=4)
+        if buckets % 2:  # with 2m + 1 the logarithm would not end at max_distance
+            raise ValueError(f"deberta: buckets must be even, one half for near and one for far; got {buckets}")
         check_int(self, "max_distance", max_distance, at_least=buckets // 2 + 2)
         check_int(self, "n_heads", n_heads, at_least=1)
         check_int(self, "head_dim", head_dim, at_least=1)
@@ -46,7 +48,7 @@ class Deberta(Scheme):
 
     @property
     def reach(self) -> int:
-        return self.max_distance
+        return self.max_distance + self.max_distance // 10_000  # float32 may reach the last bucket a little later
 
     def terms(self, r: Tensor) -> Terms:
         row = self.bucket(r)

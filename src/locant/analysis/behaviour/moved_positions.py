@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from locant.analysis.behaviour.running import check_length, checked, finite, run
-from locant.hf.facts import first_position, layer_stack, limits
+from locant.hf.facts import first_position, layer_stack, limits, takes_position_ids
 from locant.hf.modes import evaluating
 
 
@@ -44,7 +43,7 @@ def shift(
     stack, offset = layer_stack(model), first_position(model)
     limit, trained = limits(model)
     check_length(model, start + ids.shape[1])
-    takes = "position_ids" in inspect.signature(type(stack).forward).parameters
+    takes = takes_position_ids(model)
     how = "position_ids" if takes else "left padding"
     rows = []
     with evaluating(model):

@@ -26,7 +26,7 @@ def _shifts(rows: list[Shift]) -> Lines:
     return Lines(
         "Moving every position",
         "Relative change of the last hidden states when all positions move by the same amount. 0 is "
-        "translation-invariant; models with a table of absolute positions are not.",
+        "translation-invariant; models that add vectors to their tokens by position are not.",
         "moved by",
         "relative change",
         (Series("change", [row.by for row in rows], [round(row.relative, 6) for row in rows]),),

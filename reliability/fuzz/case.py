@@ -1,0 +1,78 @@
+"""`Case`: one random call as a record of plain values, from which its tensors are rebuilt."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of `locant.attend`. The defaults are the simplest choice: a failing case shrinks towards them."""
+
+    spec: str = "nope"
+    impl: str = "eager"
+    b: int = 1
+    kv: int = 1  # key/value heads
+    groups: int = 1  # query heads for each of them
+    lq: int = 1
+    lk: int = 1
+    d: int = 2
+    dv: int = 2
+    dtype: str = "float32"
+    parameters: str = "float32"  # dtype of the scheme's parameters
+    q_layout: str = "plain"  # names of `reliability.fuzz.inputs.LAYOUTS`
+    k_layout: str = "plain"
+    v_layout: str = "plain"
+    grad_layout: str = "plain"
+    mask: str = "none"  # its shape: letters B, H, Q, K, or 1
+    mask_kind: str = "random"
+    mask_layout: str = "plain"
+    positions: str = "none"
+    given: str = "both"  # which positions are passed
+    pos_shape: str = "L"
+    pos_dtype: str = "int64"
+    causal: bool = False
+    scale: float | None = None
+    dropout: float = 0.0
+    need_weights: bool = False
+    context: str = "plain"
+    wanted: str = ""  # gradients of q, k, v and the parameters p
+    before: str = "nothing"  # calls of the same scheme before this one
+    slices: bool = False  # small slices in eager and sdpa, as for long sequences
+    size: float = 1.0  # of the numbers in q and k
+    data: int = 0  # seed of all numbers
+
+    @property
+    def h(self) -> int:
+        return self.kv * self.groups
+
+    @property
+    def d_model(self) -> int:
+        """The model's width, even for the schemes with sines and cosines."""
+        return self.h * self.d + self.h * self.d % 2
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return named(self.dtype)
+
+    @property
+    def scheme_names(self) -> list[str]:
+        """The name of every part of the scheme."""
+        return [part.partition(":")[0] for part in self.spec.split("+")]
+
+    def __repr__(self) -> str:
+        """Only what differs from the defaults."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return f"Case({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+
+
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Case) if f.default is not MISSING}
+
+
+def named(dtype: str) -> torch.dtype:
+    """The torch dtype of a name."""
+    found: torch.dtype = getattr(torch, dtype)
+    return found

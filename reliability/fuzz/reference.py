@@ -1,0 +1,396 @@
+"""Attention with every scheme as whole tensors, in any dtype: what the random calls are compared with.
+
+`tests/oracles.py` states the equations as loops over (i, j); this file states them once more, as tensor operations that
+autograd can differentiate. Nothing is shared with the code under test. A test compares it with the loops.
+
+`Arithmetic` says how it rounds. In float64 without jitter the result is the truth. In the dtype of a call it is the
+plain computation whose error sets the tolerance (see `reliability.fuzz.tolerance`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tests import oracles
+from torch import Tensor
+
+Params = dict[str, Tensor]
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a computation rounds."""
+
+    dtype: torch.dtype = torch.float64  # of every operation
+    stored: torch.dtype = torch.float64  # of rotated queries and keys, of weights and of results
+    jitter: torch.Generator | None = None  # of the random roundings; None for none
+
+    def moved(self, x: Tensor) -> Tensor:
+        """x in `dtype`, each number moved at random by at most one unit in its last place."""
+        x = x.to(self.dtype)
+        if self.jitter is None:
+            return x
+        return x * (1 + torch.finfo(self.dtype).eps * (torch.rand(x.shape, generator=self.jitter).to(x) - 0.5))
+
+    def noise(self, x: Tensor) -> Tensor:
+        """Standard normal numbers in the shape of x."""
+        return torch.randn(x.shape, generator=self.jitter).to(x.dtype)
+
+    def constant(self, x: Tensor) -> Tensor:
+        """A float64 tensor that follows from positions and options alone, such as an angle, moved likewise."""
+        if self.jitter is None:
+            return x
+        return x * (1 + torch.finfo(x.dtype).eps * (2 * torch.rand(x.shape, generator=self.jitter, dtype=x.dtype) - 1))
+
+    def store(self, x: Tensor) -> Tensor:
+        """x rounded to `stored`; autograd rounds its gradient too."""
+        return x if self.stored in (x.dtype, torch.float64) else x.to(self.stored).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One scheme of a sum."""
+
+    name: str
+    params: Params
+    options: Options
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call, with every default filled in."""
+
+    parts: tuple[Part, ...]
+    q: Tensor  # [B, H, Lq, D]
+    k: Tensor  # [B, Hkv, Lk, D]
+    v: Tensor  # [B, Hkv, Lk, Dv]
+    q_pos: Tensor  # [B or 1, Lq]
+    k_pos: Tensor  # [B or 1, Lk]
+    visible: Tensor  # [B, H, Lq, Lk], bool
+    scale: float
+    keep: Tensor | None = None  # [B, H, Lq, Lk], the factors of the dropout
+
+    @property
+    def n_heads(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def r(self) -> Tensor:
+        """The offset of every pair, [B or 1, Lq, Lk]."""
+        return self.k_pos[:, None, :] - self.q_pos[:, :, None]
+
+    def all_heads(self, x: Tensor) -> Tensor:
+        """Keys or values with one head per query head."""
+        return x.repeat_interleave(self.n_heads // x.shape[1], dim=1)
+
+
+def attention(p: Problem, a: Arithmetic) -> tuple[Tensor, Tensor]:
+    """Output [B, H, Lq, Dv] and weights [B, H, Lq, Lk] by the equations of `locant.terms`."""
+    k, v = p.all_heads(p.k), p.all_heads(p.v)
+    logit = p.scale * _content(p, a, k)
+    for part in p.parts:
+        if part.name in ADDED:
+            logit = logit + ADDED[part.name](p, a, part, k)
+    nothing = ~p.visible.any(-1, keepdim=True)
+    logit = logit.masked_fill(~p.visible, -torch.inf).masked_fill(nothing, 0.0)
+    weights = logit.softmax(-1).masked_fill(nothing, 0.0)
+    kept = a.store(_rounded_weights(a, weights if p.keep is None else weights * p.keep, logit))
+    out = kept @ v
+    for part in p.parts:
+        if part.name == "shaw" and part.options["values"]:
+            rows = _rows(part.params["value_table"], _clipped(p.r, part.options["clip"]))
+            out = out + (kept[..., None] * rows).sum(-2)
+    out = a.store(out)
+    if a.jitter is not None and logit.requires_grad:
+        _round_backward(a, logit, weights.detach(), v.detach(), out)
+    return out, kept
+
+
+def _rounded_weights(a: Arithmetic, weights: Tensor, logit: Tensor) -> Tensor:
+    """The weights, each moved by a unit in the last place, and those of a query together by one of its largest logit.
+
+    The second is the rounding of the logarithm of a sum of exponentials, from which kernels compute weights backwards.
+    """
+    if a.jitter is None:
+        return weights
+    top = logit.detach().amax(-1, keepdim=True).abs()
+    return a.moved(weights) * (1 + torch.finfo(a.dtype).eps * top * a.noise(top))
+
+
+def _round_backward(a: Arithmetic, logit: Tensor, weights: Tensor, v: Tensor, out: Tensor) -> None:
+    """Adds the rounding of dS_ij = P_ij (g_i·v_j − g_i·o_i) to the gradient of the logits, with g that of the output.
+
+    The two products round apart: g·v as a sum of `dtype`, and g·o for all keys of a query at once, with an output that
+    was stored. Autograd alone would compute both alike, and cancel their errors (see tests/attention/rounding.py).
+    """
+    seen: list[Tensor] = []
+    out.register_hook(lambda g: seen.append(g))
+    stored = out.detach()
+
+    def rounded(gradient: Tensor) -> Tensor:
+        g = seen[0]
+        pair = weights * (g.square() @ v.square().mT).sqrt() * torch.finfo(a.dtype).eps
+        query = (g * stored).square().sum(-1, keepdim=True).sqrt() * torch.finfo(a.stored).eps
+        return gradient + pair * a.noise(pair) + weights * query * a.noise(query)
+
+    logit.register_hook(rounded)
+
+
+def _content(p: Problem, a: Arithmetic, k: Tensor) -> Tensor:
+    """Σ_t (R q_i)_t gain_t (R k_j)_t, [B, H, Lq, Lk]."""
+    q = p.q
+    for part in p.parts:
+        if part.name in ROTATIONS:
+            q = ROTATIONS[part.name](p, a, part.options, q, p.q_pos, 1)
+            k = ROTATIONS[part.name](p, a, part.options, k, p.k_pos, -1)
+    gains = [GAINS[part.name](p, part) for part in p.parts if part.name in GAINS]
+    if any(part.name in ROTATIONS for part in p.parts) and q.dtype == a.dtype:  # xpos may have widened them
+        q, k = a.store(q), a.store(k)
+    vectors = [gain for gain in gains if gain.ndim == 5]
+    if vectors:
+        pairs = q[:, :, :, None] * k[:, :, None]
+        for gain in vectors:
+            pairs = pairs * gain
+        product = pairs.sum(-1)
+    else:
+        product = q @ k.mT
+    for gain in gains:
+        product = product * gain if gain.ndim == 4 else product
+    return product.to(a.dtype)
+
+
+def embedding(part: Part, pos: Tensor, d_model: int, a: Arithmetic) -> Tensor:
+    """What the scheme adds to the token embeddings, [*pos.shape, d_model]."""
+    if part.name == "learned":
+        return part.params["table"][pos]
+    if part.name == "first":
+        return torch.where((pos == 0)[..., None], part.params["first"], part.params["rest"])
+    pairs = torch.arange(d_model, dtype=torch.float64) // 2
+    angle = a.constant(pos.double()[..., None] * part.options["theta"] ** (-2 * pairs / d_model))
+    return a.store(torch.where(torch.arange(d_model) % 2 == 0, angle.sin(), angle.cos()).to(a.dtype))
+
+
+# ------------------------------------------------------------------------------------------------- tables
+
+
+def _rows(table: Tensor, index: Tensor) -> Tensor:
+    """The row of every pair, [B or 1, H or 1, Lq, Lk, …], of a table [H or 1, N, …]."""
+    return table[:, index].transpose(0, 1)
+
+
+def _clipped(r: Tensor, clip: int) -> Tensor:
+    return r.clamp(-clip, clip) + clip
+
+
+def _q_dot(p: Problem, rows: Tensor) -> Tensor:
+    return (p.q[:, :, :, None, :] * rows).sum(-1)
+
+
+def _k_dot(k: Tensor, rows: Tensor) -> Tensor:
+    return (k[:, :, None, :, :] * rows).sum(-1)
+
+
+def _by_offset(r: Tensor, row: Callable[[int], int]) -> Tensor:
+    """The table row of every pair, by a function of one offset."""
+    offsets, inverse = torch.unique(r, return_inverse=True)
+    return torch.tensor([row(x) for x in offsets.tolist()])[inverse]
+
+
+def _shaw(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    return p.scale * _q_dot(p, _rows(part.params["table"], _clipped(p.r, part.options["clip"])))
+
+
+def _huang4(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    rows = _rows(part.params["table"], _clipped(p.r, part.options["clip"]))
+    return p.scale * (_q_dot(p, rows) + _k_dot(k, rows))
+
+
+def _toeplitz(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    return _rows(part.params["table"], _clipped(p.r, part.options["clip"]))
+
+
+def _t5(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    o = part.options
+    sizes = o["buckets"], o["max_distance"], o["bidirectional"]
+    return _rows(part.params["table"], _by_offset(p.r, lambda r: oracles.t5_bucket(r, *sizes)))
+
+
+def _deberta(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    buckets, most = part.options["buckets"], part.options["max_distance"]
+
+    def row(r: int) -> int:
+        return max(0, min(oracles.deberta_bucket(-r, buckets, most) + buckets, 2 * buckets - 1))
+
+    index = _by_offset(p.r, row)
+    keys, queries = _rows(part.params["key_table"], index), _rows(part.params["query_table"], index)
+    return p.scale * (_q_dot(p, keys) + _k_dot(k, queries))
+
+
+def _xl(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    """scale * (u.k_j + (q_i + v).(W s(-r)))."""
+    w, u, v = (part.params[name] for name in ("project", "content_bias", "position_bias"))
+    pairs = torch.arange(w.shape[2] // 2, dtype=torch.float64)
+    angle = a.constant(-p.r.double()[..., None] * part.options["theta"] ** (-2 * pairs / w.shape[2]))
+    s = torch.cat([angle.sin(), angle.cos()], dim=-1).to(w.dtype)  # [B or 1, Lq, Lk, d_model]
+    projected = torch.einsum("bijm,hdm->bhijd", s, w)
+    with_v = (v[:, None, None, :] * projected).sum(-1)
+    return p.scale * (_q_dot(p, projected) + with_v + (u[:, None, :] * k).sum(-1)[:, :, None, :])
+
+
+# ------------------------------------------------------------------------------------------------- biases
+
+
+def _per_head(x: Tensor) -> Tensor:
+    """[H, …] → [H, 1, 1, …], against pairs [B, H, Lq, Lk, …]."""
+    return x[:, None, None]
+
+
+def _tisa(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    amplitude, sharpness, centre = (_per_head(part.params[x]) for x in ("amplitude", "sharpness", "offset"))
+    distance = p.r.to(a.dtype)[:, None, :, :, None] - centre
+    return (amplitude * torch.exp(-sharpness.abs() * distance**2)).sum(-1)
+
+
+def _tisa2(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    amplitude, sharpness, centre = (_per_head(part.params[x]) for x in ("amplitude", "sharpness", "offset"))
+    distance = p.r.to(a.dtype)[:, None, :, :, None] - centre
+    steps = amplitude.abs() * torch.sigmoid(amplitude.sign() * distance / sharpness)
+    aware = torch.arange(p.n_heads) < p.n_heads - part.options["free"]
+    inside = 1e-8 + _per_head(part.params["bias"].abs()) + steps.sum(-1) * _per_head(aware)
+    slopes = [oracles.tisa2_slope(h, p.n_heads, part.options) for h in range(p.n_heads)]
+    return inside.log() - _slanted(p, a, slopes)
+
+
+def _slanted(p: Problem, a: Arithmetic, slopes: list[float]) -> Tensor:
+    """slope_h |r| with slopes that are no parameters."""
+    slope = _per_head(torch.tensor(slopes, dtype=torch.float64))
+    return a.constant(slope * p.r.abs()[:, None]).to(a.dtype)
+
+
+def _alibi(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    if part.options["slopes"] == "fixed":
+        return -_slanted(p, a, oracles.alibi_slopes(p.n_heads))
+    return -_per_head(part.params["slope"]) * p.r.abs()[:, None]
+
+
+def _kerple(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    power, factor = _per_head(part.params["p"].abs()), _per_head(part.params["a"].abs())
+    distance = p.r.abs().to(a.dtype)[:, None]
+    if part.options["kind"] == "log":
+        return -power * torch.log1p(factor * distance)
+    power = torch.where(power > 2, 4 - power, power)
+    return -factor * torch.where(distance > 0, distance.clamp(min=1) ** power, 0.0)
+
+
+def _sandwich(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    width, theta = part.options["width"], part.options["theta"]
+    speed = theta ** (-2 * torch.arange(width // 2, dtype=torch.float64) / width)
+    waves = a.constant(p.r.double()[..., None] * speed).cos().sum(-1)[:, None]
+    return (waves * p.n_heads / (8 * _per_head(torch.arange(1, p.n_heads + 1)))).to(a.dtype)
+
+
+def _fire(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    params = part.params
+    c, threshold = params["c"].abs() + 1e-6, params["threshold"].abs() * part.options["length"]
+    furthest = torch.maximum(threshold, p.q_pos.to(a.dtype)).clamp(min=1)[:, :, None]
+    x = torch.log(c * p.r.abs() + 1) / torch.log(c * furthest + 1)
+    hidden = F.linear(x[..., None], params["hidden.weight"], params["hidden.bias"]).relu()
+    return F.linear(hidden, params["out.weight"], params["out.bias"]).movedim(-1, 1)
+
+
+# ------------------------------------------------------------------------------------------------- contextual
+
+
+def _cope(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    table = part.params["table"]  # [H or 1, positions, D]
+    gates = torch.sigmoid(p.scale * (p.q @ k.mT)) * p.visible
+    at_or_after = p.k_pos[:, :, None] >= p.k_pos[:, None, :]  # [B or 1, t, j]
+    count = (gates @ at_or_after[:, None].to(a.dtype)).clamp(max=table.shape[1] - 1)
+    below = count.detach().floor().long()
+    above = (below + 1).clamp(max=table.shape[1] - 1)
+    z, part_above = p.q @ table.mT, count - below
+    return (1 - part_above) * z.gather(-1, below) + part_above * z.gather(-1, above)
+
+
+# ------------------------------------------------------------------------------------------------- rotations
+
+
+def _turned(x: Tensor, angle: Tensor, layout: str, factor: Tensor) -> Tensor:
+    """The leading coordinates of x [B, H, L, D], rotated by angle [B or 1, L, pairs] and multiplied by factor."""
+    pairs = angle.shape[-1]
+    cos, sin = ((f(angle) * factor)[:, None].to(x.dtype) for f in (torch.cos, torch.sin))
+    t = torch.arange(pairs)
+    first, second = (t, t + pairs) if layout == "half" else (2 * t, 2 * t + 1)
+    x1, x2 = x[..., first], x[..., second]
+    turned = torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos, x[..., 2 * pairs :]], dim=-1)
+    back = torch.cat([first, second, torch.arange(2 * pairs, x.shape[-1])]).argsort()
+    return turned[..., back]
+
+
+def _rope(p: Problem, a: Arithmetic, o: Options, x: Tensor, pos: Tensor, sign: int) -> Tensor:
+    dims = int(x.shape[3] * o["partial"])
+    largest = torch.maximum(p.q_pos.amax(-1), p.k_pos.amax(-1)).tolist()
+    speed = torch.tensor([oracles.rope_frequencies(dims, o, n) for n in largest], dtype=torch.float64)
+    angle = a.constant(pos.double()[..., None] * speed[:, None, :])
+    return _turned(x, angle, o["layout"], torch.tensor(oracles.yarn_magnitude(o), dtype=torch.float64))
+
+
+def _xpos(p: Problem, a: Arithmetic, o: Options, x: Tensor, pos: Tensor, sign: int) -> Tensor:
+    d = x.shape[3]
+    speed = torch.tensor(oracles.frequencies(o["theta"], d), dtype=torch.float64)
+    zeta = torch.tensor([(2 * t / d + o["gamma"]) / (1 + o["gamma"]) for t in range(d // 2)], dtype=torch.float64)
+    lowest = torch.minimum(p.q_pos.amin(-1), p.k_pos.amin(-1))
+    highest = torch.maximum(p.q_pos.amax(-1), p.k_pos.amax(-1))
+    exponent = (pos - (lowest + highest)[:, None].double() / 2)[..., None] * (sign / o["base"])
+    fading = torch.exp(a.constant(exponent * zeta.log()))
+    wide = x.double() if _overflows(p, o, a.dtype) else x
+    return _turned(wide, a.constant(pos.double()[..., None] * speed), o["layout"], fading)
+
+
+def _overflows(p: Problem, o: Options, dtype: torch.dtype) -> bool:
+    """Whether the powers of zeta need a wider dtype."""
+    return xpos_growth(o, p.q_pos, p.k_pos) > math.log(torch.finfo(dtype).max) / 2
+
+
+def xpos_growth(o: Options, q_pos: Tensor, k_pos: Tensor) -> float:
+    """The logarithm of the largest factor zeta^(r/base) of any pair of a row."""
+    if q_pos.numel() == 0:
+        return 0.0
+    span = torch.maximum(q_pos.amax(-1), k_pos.amax(-1)) - torch.minimum(q_pos.amin(-1), k_pos.amin(-1))
+    return -math.log(o["gamma"] / (1 + o["gamma"])) * int(span.max()) / float(o["base"])
+
+
+Added = Callable[[Problem, Arithmetic, Part, Tensor], Tensor]
+ADDED: dict[str, Added] = {
+    "shaw": _shaw,
+    "xl": _xl,
+    "huang4": _huang4,
+    "tisa": _tisa,
+    "tisa2": _tisa2,
+    "t5": _t5,
+    "toeplitz": _toeplitz,
+    "alibi": _alibi,
+    "kerple": _kerple,
+    "sandwich": _sandwich,
+    "fire": _fire,
+    "cope": _cope,
+    "deberta": _deberta,
+}
+"""What a scheme adds to the logit, [B or 1, H or 1, Lq, Lk]; the Tensor argument is k with all heads."""
+
+ROTATIONS: dict[str, Callable[[Problem, Arithmetic, Options, Tensor, Tensor, int], Tensor]] = {
+    "rope": _rope,
+    "xpos": _xpos,
+}
+
+GAINS: dict[str, Callable[[Problem, Part], Tensor]] = {
+    "huang1": lambda p, part: _rows(part.params["table"], p.r.abs().clamp(max=part.options["clip"])),
+    "huang2": lambda p, part: _rows(part.params["table"], _clipped(p.r, part.options["clip"])),
+    "huang3": lambda p, part: _rows(part.params["table"], _clipped(p.r, part.options["clip"])),
+}

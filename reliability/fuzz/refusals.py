@@ -1,0 +1,127 @@
+"""Which calls must be refused, and with which words: the table in `locant.attention.choice`, and calls that are wrong.
+
+A call is refused if and only if one of `EXPECTED` applies to it. Any other error is a failure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from reliability.fuzz import reference
+from reliability.fuzz.case import Case, named
+from reliability.fuzz.inputs import full_positions
+
+TRANSFORMS = ("vmap", "vjp", "jvp")
+REACH = {
+    "shaw": "clip", "huang1": "clip", "huang2": "clip", "huang3": "clip", "huang4": "clip", "toeplitz": "clip",
+    "t5": "max_distance", "deberta": "max_distance",
+}  # fmt: skip
+"""The option beyond which the tables of a scheme are constant. The other schemes with tables have no such distance."""
+TABLES = {*reference.ADDED, *reference.GAINS}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A reason to refuse a call."""
+
+    reason: str  # as the table of refusals names it
+    phrase: str  # that the message contains
+    applies: Callable[[Case], bool]
+
+
+def _has(case: Case, *names: str) -> bool:
+    return any(name in names for name in case.scheme_names)
+
+
+def _reach(case: Case) -> int | None:
+    """The distance beyond which no table of the scheme changes; None if there is none."""
+    parts = [part for part in case.spec.split("+") if part.partition(":")[0] in TABLES]
+    if not parts:  # a sum without tables has reach 0, a single scheme none
+        return 0 if "+" in case.spec else None
+    found = []
+    for part in parts:
+        option = REACH.get(part.partition(":")[0])
+        if option is None:
+            return None
+        found.append(int(re.search(rf"\b{option}=(\d+)", part)[1]))  # type: ignore[index]
+    return max(found)
+
+
+def _gaps(case: Case) -> bool:
+    """Whether offsets have no table over a consecutive range: no reach, and a range of more than 4 (Lq + Lk)."""
+    q_pos, k_pos = full_positions(case)
+    if case.positions == "none" or _reach(case) is not None or q_pos.numel() == 0:
+        return False
+    low = int((k_pos.amin(-1) - q_pos.amax(-1)).min())
+    high = int((k_pos.amax(-1) - q_pos.amin(-1)).max())
+    return high - low >= 4 * (case.lq + case.lk)
+
+
+def _differentiates(case: Case) -> bool:
+    """Whether a tensor that FlexAttention gets requires a gradient."""
+    if case.context not in ("plain", "autocast", "thread"):
+        return False
+    fixed = ("sandwich", "alibi:slopes=fixed")
+    tables = any(p.partition(":")[0] in TABLES and not p.startswith(fixed) for p in case.spec.split("+"))
+    return any(x in case.wanted for x in "qkv") or ("p" in case.wanted and tables)
+
+
+def _vectors_without_reach(case: Case) -> bool:
+    return _has(case, "xl", "shaw", "huang4", "deberta") and _reach(case) is None
+
+
+def widens(case: Case, dtype: str) -> bool:
+    """Whether the powers of an xpos of the scheme overflow a dtype."""
+    if not _has(case, "xpos") or case.b * case.lq == 0:
+        return False
+    q_pos, k_pos = full_positions(case)
+    limit = math.log(torch.finfo(named(dtype)).max) / 2
+    options = [dict(re.findall(r"(\w+)=([\d.]+)", part)) for part in case.spec.split("+") if part.startswith("xpos")]
+    return any(reference.xpos_growth({k: float(x) for k, x in o.items()}, q_pos, k_pos) > limit for o in options)
+
+
+def _on(*impls: str) -> Callable[[Callable[[Case], bool]], Callable[[Case], bool]]:
+    return lambda applies: lambda case: case.impl in impls and applies(case)
+
+
+EXPECTED = [
+    # calls that are wrong, whatever computes them
+    Expected("ambiguous mask", "could be [batch, keys] or [queries, keys]",
+             lambda c: c.mask in ("BK", "QK") and c.b == c.lq > 1),
+    Expected("more queries than keys, no q_pos", "cannot infer positions for",
+             lambda c: c.lq > c.lk and (c.positions == "none" or c.given == "k")),
+    Expected("q_pos alone, other number of keys", "cannot infer positions of",
+             lambda c: c.lq != c.lk and c.positions != "none" and c.given == "q"),
+    Expected("value vectors of another size than v", "must have the head size of v",
+             lambda c: "values=true" in c.spec and c.dv != c.d),
+    Expected("xpos beyond float64", "overflows float64", lambda c: widens(c, "float64")),
+    # what a back end does not support
+    Expected("weights", "does not return weights", _on("fused", "sdpa", "flex")(lambda c: c.need_weights)),
+    Expected("transform", "no rule for torch.func", _on("fused", "sdpa", "flex")(lambda c: c.context in TRANSFORMS)),
+    Expected("pair", "pair", _on("fused", "flex")(lambda c: _has(c, "fire", "cope"))),
+    Expected("gain in sdpa", "do not fit into a mask", _on("sdpa")(lambda c: _has(c, *reference.GAINS))),
+    Expected("value in sdpa", "do not fit into a mask", _on("sdpa")(lambda c: "values=true" in c.spec)),
+    Expected("vector gain in flex", "a vector gain, which a score_mod cannot express",
+             _on("flex")(lambda c: _has(c, "huang3"))),
+    Expected("value in flex", "which a score_mod cannot express", _on("flex")(lambda c: "values=true" in c.spec)),
+    Expected("vectors without reach in flex", "without a reach", _on("flex")(_vectors_without_reach)),
+    Expected("gaps", "large gaps", _on("fused", "flex")(_gaps)),
+    Expected("dropout in flex", "has no dropout", _on("flex")(lambda c: c.dropout > 0)),
+    Expected("float64 in flex", "does not compute in float64",
+             _on("flex")(lambda c: c.dtype == "float64" or widens(c, c.dtype))),
+    Expected("xpos in float64 in fused", "needs float64 at these positions",
+             _on("fused")(lambda c: widens(c, c.dtype))),
+    Expected("dtype in fused", "it computes in float32, from float32 or bfloat16",
+             _on("fused")(lambda c: c.dtype in ("float16", "float64"))),
+    Expected("gradients in flex", "no backward pass on CPUs", _on("flex")(_differentiates)),
+]  # fmt: skip
+
+
+def expected_refusals(case: Case) -> list[Expected]:
+    """Every reason that applies to a case."""
+    return [expected for expected in EXPECTED if expected.applies(case)]

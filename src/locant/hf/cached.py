@@ -1,0 +1,94 @@
+"""The positions of cached keys, stored on the cache object.
+
+After a right-padded prompt the next token does not follow the padding, so positions cannot be inferred from the number
+of cached keys. A dynamic cache gets a tensor [B, keys] that grows with it. A static cache gets a tensor with one column
+for each of its places, written in place: compiled code knows the number of cached keys only as a tensor, and needs a
+buffer that stays where it is.
+
+Operations that rearrange the rows of a cache (beam search) rearrange its positions too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from locant.hf.call import Positions
+from locant.hf.methods import replace_method
+
+STORED = "locant_positions"
+"""Attribute of a cache: the positions of its keys, [B or 1, keys]; for a static cache [B, places]."""
+
+
+def is_static(cache: Any) -> bool:
+    """Whether a cache has a fixed place for every key. One whose layers all slide keeps only the last keys."""
+    return isinstance(cache, Cache) and cache.is_compileable and not all(cache.is_sliding)
+
+
+def with_cached(cache: Any, ids: Tensor, past: int | Tensor, batch: int) -> Positions:
+    """Returns the positions of one pass: queries at `ids` [B or 1, L], after `past` cached keys."""
+    if is_static(cache):
+        return _in_static(cache, ids, past, batch)
+    if past == 0:
+        return Positions(ids, ids)
+    assert isinstance(past, int)
+    stored = getattr(cache, STORED, None)
+    if stored is None:  # the cached keys had no position_ids: they are 0, 1, 2, …
+        stored = torch.arange(past, device=ids.device)[None]
+    before = stored[:, :past]  # assisted decoding may have cropped the cache
+    rows = max(before.shape[0], ids.shape[0])
+    if before.shape[0] not in (1, rows) or ids.shape[0] not in (1, rows):
+        raise RuntimeError(
+            f"the cache holds {before.shape[0]} sequences and the batch has {ids.shape[0]}: "
+            f"cannot match the positions of cached keys to sequences; start with a new cache"
+        )
+    return Positions(ids, torch.cat([before.expand(rows, -1), ids.expand(rows, -1)], dim=-1))
+
+
+def remember(cache: Any, positions: Tensor) -> None:
+    """Stores the positions of all keys of a dynamic cache after a pass: the next one needs them."""
+    if isinstance(cache, Cache) and not is_static(cache):
+        _store(cache, positions)
+
+
+def _in_static(cache: Any, ids: Tensor, past: int | Tensor, batch: int) -> Positions:
+    stored = getattr(cache, STORED, None)
+    if stored is None:  # keys that came before had no position_ids: they are 0, 1, 2, …
+        stored = torch.arange(cache.get_max_length(), device=ids.device).repeat(batch, 1)
+        if not torch.compiler.is_compiling():  # as for the keys: without it, cudagraphs would copy the buffer
+            torch._dynamo.mark_static_address(stored)
+        _store(cache, stored)
+    length = ids.shape[-1]
+    stored.index_copy_(1, torch.arange(length, device=ids.device) + past, ids.expand(batch, -1).to(stored))
+    if isinstance(past, Tensor):
+        return Positions(ids, stored, cached=past.clone())  # the first layer will increase the cache's own tensor
+    return Positions(ids, stored[:, : past + length])
+
+
+def _store(cache: Any, positions: Tensor) -> None:
+    setattr(cache, STORED, positions)
+    if positions.shape[0] > 1 and "reorder_cache" not in vars(cache):
+        for name, change in (
+            ("reorder_cache", _reorder),
+            ("batch_select_indices", _select),
+            ("batch_repeat_interleave", _repeat),
+        ):
+            replace_method(cache, name, change)
+
+
+def _reorder(cache: Any, rows: Tensor) -> None:
+    type(cache).reorder_cache(cache, rows)
+    cache.locant_positions = cache.locant_positions.index_select(0, rows.to(cache.locant_positions.device))
+
+
+def _select(cache: Any, rows: Tensor) -> None:
+    type(cache).batch_select_indices(cache, rows)
+    cache.locant_positions = cache.locant_positions[rows]
+
+
+def _repeat(cache: Any, repeats: int) -> None:
+    type(cache).batch_repeat_interleave(cache, repeats)
+    cache.locant_positions = cache.locant_positions.repeat_interleave(repeats, dim=0)

@@ -1,0 +1,122 @@
+"""Checks a plan that was read from config.json: that it is whole, and that it is for the model it is attached to.
+
+A plan with a layer missing would give a model that runs and is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from locant.attention import BACKENDS
+from locant.hf.checkpoint import CONFIG, Weights
+from locant.hf.families import family_of
+from locant.hf.plan import Plan, StackPlan
+from locant.runs.untrusted import shortened
+
+PLAN: dict[str, Any] = {"format": int, "impl": str, "keep_native": bool, "stacks": list}
+STACK: dict[str, Any] = {"path": str, "width": int, "embed": str | None, "layers": list}
+LAYER: dict[str, Any] = {"module": str, "n_heads": int, "head_dim": int, "scheme": str, "same_as": str}
+"""The entries of a plan, of a stack and of a layer, and their types."""
+HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
+
+
+def check_plan(data: Any, weights: Weights | None) -> None:
+    """Raises ValueError unless `data` has the form that `Plan.to_config` writes, with sizes that the weights allow."""
+    if isinstance(data, dict) and data.get("format") != 1:
+        raise ValueError(
+            f"this folder was written by a newer locant (format {shortened(data.get('format'))}; this reads 1)"
+        )
+    _check_entries(data, PLAN, "the plan")
+    if data["impl"] != "auto" and data["impl"] not in BACKENDS:
+        raise ValueError(
+            f"{CONFIG}: impl of the plan is {shortened(data['impl'])}; expected auto, {', '.join(BACKENDS)}"
+        )
+    schemes: dict[str, str] = {}  # by module
+    paths = []
+    for number, stack in enumerate(data["stacks"]):
+        _check_entries(stack, STACK, f"stack {number}")
+        paths.append(stack["path"])
+        for index, layer in enumerate(stack["layers"]):
+            where = f"layer {index} of stack {number}"
+            _check_entries(layer, LAYER, where)
+            _check_sizes({**layer, "width": stack["width"]}, weights, where)
+            module, owner = layer["module"], layer["same_as"]
+            if module in schemes:
+                raise ValueError(f"{CONFIG}: the plan has {shortened(module)} twice")
+            schemes[module] = layer["scheme"]
+            if schemes.get(owner) != layer["scheme"]:
+                raise ValueError(
+                    f"{CONFIG}: {where} shares the scheme of {shortened(owner)}, which is not an earlier layer with "
+                    f"the same scheme"
+                )
+        if not stack["layers"]:
+            raise ValueError(f"{CONFIG}: stack {number} of the plan has no layers")
+    if not paths or len(set(paths)) < len(paths):
+        raise ValueError(f"{CONFIG}: the plan needs stacks with different paths, got {shortened(paths)}")
+
+
+def _check_entries(data: Any, expected: dict[str, Any], where: str) -> None:
+    if not isinstance(data, dict) or data.keys() != expected.keys():
+        got = f"those of {shortened(sorted(data))}" if isinstance(data, dict) else shortened(data)
+        raise ValueError(f"{CONFIG}: {where} must have the entries {', '.join(expected)}; got {got}")
+    for name, kind in expected.items():
+        if not isinstance(data[name], kind) or (kind is int and isinstance(data[name], bool)):
+            wanted = getattr(kind, "__name__", str(kind))
+            raise ValueError(f"{CONFIG}: {name} of {where} must be {wanted}, got {shortened(data[name])}")
+
+
+def _check_sizes(layer: dict[str, Any], weights: Weights | None, where: str) -> None:
+    """The queries of a layer come from a matrix of the weights, so its sizes cannot be larger than every matrix."""
+    most = 2**20 if weights is None else weights.widest
+    for name, size in (
+        ("n_heads × head_dim", layer["n_heads"] * layer["head_dim"] if layer["n_heads"] > 0 else 0),
+        ("width", layer["width"]),
+    ):
+        if not 1 <= size <= most:
+            raise ValueError(f"{CONFIG}: {name} of {where} is {size:,}; the weights allow 1 to {most:,}")
+
+
+def check_fits(plan: Plan, model: PreTrainedModel) -> None:
+    """Raises ValueError unless a plan has a scheme for every self-attention of a model."""
+    base, family = model.base_model, family_of(model)
+    expected, paths = family.stacks(base), [stack.path for stack in plan.stacks]
+    if sorted(paths) != sorted(expected):
+        raise ValueError(
+            f"{CONFIG}: the plan has the stacks {shortened(paths)}, but {type(model).__name__} has {expected}"
+        )
+    names = [name for name, _ in base.named_modules()]
+    for stack in plan.stacks:
+        _check_layers(stack, names)
+        _check_heads(stack, base.get_submodule(stack.path))
+
+
+def _check_layers(stack: StackPlan, names: list[str]) -> None:
+    """Every layer of a stack has an attention with the same name but for the numbers in it."""
+    planned = {attention.name for attention in stack.attentions}
+    prefix = f"{stack.path}." if stack.path else ""
+    kinds = {_without_numbers(name) for name in planned}
+    there = {name for name in names if name.startswith(prefix) and _without_numbers(name) in kinds}
+    if planned != there:
+        extra, missing = sorted(planned - there), sorted(there - planned)
+        what = f"names {shortened(extra[0])}, which the model does not have" if extra else f"has no {missing[0]}"
+        raise ValueError(f"{CONFIG}: the plan {what}; the model has {len(there)} such layers, the plan {len(planned)}")
+
+
+def _check_heads(stack: StackPlan, module: nn.Module) -> None:
+    config = getattr(module, "config", None)
+    heads = [getattr(config, name, None) for name in HEADS]
+    known = {number for number in heads if isinstance(number, int)}
+    for attention in stack.attentions:
+        if known and attention.n_heads not in known:
+            raise ValueError(
+                f"{CONFIG}: n_heads of {attention.name} is {attention.n_heads} in the plan; the model has "
+                f"{' or '.join(map(str, sorted(known)))}"
+            )
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "*", name)

@@ -1,0 +1,157 @@
+"""The folder of a sentence-transformers model: a transformer, and the modules that make one vector of its states.
+
+modules.json lists the modules, each with a folder. Without it `SentenceTransformer(folder)` opens the transformer alone
+and adds mean pooling. So a folder with a changed transformer needs a copy of everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+from transformers import PreTrainedModel
+
+from locant.hf.facts import maximum_length
+from locant.runs import files
+
+MODULES = "modules.json"
+PROMPTS = "config_sentence_transformers.json"
+"""Prompts, similarity function and versions."""
+LENGTHS = "sentence_*_config.json"
+"""Settings of the transformer module: sentence_bert_config.json, in old folders sentence_roberta_config.json, ….
+`max_seq_length` in it overrides the length of the tokenizer."""
+OWN = "sentence_transformers."
+"""Prefix of the classes that sentence-transformers opens without running code of the folder."""
+WITHOUT_FILES = ("Normalize",)
+"""Modules that may have no folder."""
+
+
+@dataclass(frozen=True)
+class SentenceFolder:
+    """A folder with a modules.json, which was checked."""
+
+    root: Path
+    name: str  # as the caller gave it: a folder or a hub name
+    modules: tuple[dict[str, Any], ...]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The class names of the modules, in order: Transformer, Pooling, Normalize."""
+        return [module["type"].rpartition(".")[2] for module in self.modules]
+
+    @property
+    def transformer(self) -> str:
+        """The folder or hub name that `locant.load` opens: the first module, in the root or in a folder of its own."""
+        path = self.modules[0]["path"]
+        return str(self.root / path) if path else self.name
+
+    def settings(self, kind: str) -> dict[str, Any]:
+        """Returns config.json of the first module of a kind."""
+        found: dict[str, Any] = _read(self.root / self.modules[self.kinds.index(kind)]["path"] / "config.json")
+        return found
+
+    def copy_to(self, out: Path, model: PreTrainedModel) -> None:
+        """Copies everything but the transformer into the folder of a swapped model, and raises `max_seq_length`.
+
+        The transformer is in the root of `out`, wherever it was.
+        """
+        for module in self.modules[1:]:
+            if (self.root / module["path"]).is_dir():  # a module without files may have no folder
+                shutil.copytree(self.root / module["path"], out / module["path"], dirs_exist_ok=True)
+        if (self.root / PROMPTS).is_file():
+            shutil.copy(self.root / PROMPTS, out / PROMPTS)
+        for path in (self.root / self.modules[0]["path"]).glob(LENGTHS):
+            files.write_json(out / path.name, _with_length(_read(path), model))
+        first, *rest = self.modules
+        files.write(out / MODULES, json.dumps([{**first, "path": ""}, *rest], indent=2) + "\n")
+
+
+def sentence_folder(name: str) -> SentenceFolder | None:
+    """Returns the folder of a sentence-transformers model; None for any other model.
+
+    name   a folder, the folder of the transformer inside of it, or a hub name.
+    """
+    root = _root(name)
+    if root is None:
+        return None
+    modules = _checked(root / MODULES)
+    if not Path(name).is_dir():
+        folders = [f"{module['path']}/*" for module in modules if module["path"]]
+        root = Path(snapshot_download(name, allow_patterns=[MODULES, PROMPTS, LENGTHS, *folders]))
+    for module in modules:
+        if not (root / module["path"]).is_dir() and module["type"].rpartition(".")[2] not in WITHOUT_FILES:
+            raise ValueError(
+                f"{name}: modules.json names the folder {module['path']}, which is missing; copy or download the whole "
+                f"model"
+            )
+    return SentenceFolder(root, name, modules)
+
+
+def _root(name: str) -> Path | None:
+    """The folder that has modules.json, downloaded if need be; None if there is none."""
+    folder = Path(name)
+    if folder.is_dir():
+        if (folder / MODULES).is_file():
+            return folder
+        parent = folder.resolve().parent
+        if (parent / MODULES).is_file() and _checked(parent / MODULES)[0]["path"] == folder.resolve().name:
+            return parent
+        return None
+    if not name or folder.is_absolute():
+        return None
+    try:
+        return Path(hf_hub_download(name, MODULES)).parent
+    except LocalEntryNotFoundError:
+        warnings.warn(
+            f"cannot tell whether {name} is a sentence-transformers model: modules.json is not in the cache, and the "
+            f"hub cannot be reached. It is treated as a plain model",
+            stacklevel=3,
+        )
+        return None
+    except (EntryNotFoundError, HFValidationError):
+        return None
+
+
+def _checked(path: Path) -> tuple[dict[str, Any], ...]:
+    """The entries of modules.json; raises ValueError where they cannot be copied safely."""
+    modules = _read(path)
+    if not isinstance(modules, list) or not modules or not all(_is_module(module) for module in modules):
+        raise ValueError(f"{path} must be a list of modules, each with a type and a path; download the model again")
+    for module in modules:
+        place, kind = module["path"], module["type"]
+        if PureWindowsPath(place).anchor or PurePosixPath(place).is_absolute() or ".." in PureWindowsPath(place).parts:
+            raise ValueError(f"{path}: the path {place!r} leads out of the folder; expected a folder inside of it")
+        if not kind.startswith(OWN):
+            raise ValueError(
+                f"{path}: {kind} is code of that folder, which locant neither runs nor copies; open the transformer "
+                f"with AutoModel, call locant.swap, and save it with save_pretrained"
+            )
+    return tuple({**module, "path": "" if module["path"] == "." else module["path"]} for module in modules)
+
+
+def _is_module(module: Any) -> bool:
+    return isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("path", "type"))
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise ValueError(f"{path} cannot be read ({problem}); download the model again") from None
+
+
+def _with_length(settings: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """The settings of a transformer module, with the lengths that they name raised to that of the model."""
+    found = dict(settings)
+    if found.get("max_seq_length") is not None:
+        found["max_seq_length"] = maximum_length(model, found["max_seq_length"])
+    for key in ("tokenizer_args", "processor_kwargs"):
+        if "model_max_length" in (found.get(key) or {}):
+            found[key] = {**found[key], "model_max_length": maximum_length(model, found[key]["model_max_length"])}
+    return found

@@ -1,0 +1,100 @@
+"""The tensor operations of the fuzzer's reference against the loops of `tests.oracles`."""
+
+import numpy as np
+import pytest
+import torch
+from reliability.fuzz import reference
+from reliability.fuzz.inputs import parts_of
+from reliability.fuzz.reference import Arithmetic, Part, Problem
+
+from locant.schemes.base import DIMS
+from tests import cases, oracles
+
+SUMS = [
+    "rope+tisa",
+    "huang1:clip=3+huang2:clip=2,heads=shared+huang3:clip=2",
+    "huang3:clip=2+rope:layout=interleaved+alibi",
+    "xpos:base=20+rope:layout=half",
+    "shaw:clip=3+shaw:clip=1,heads=own+xl",
+    "cope:positions=4+fire:width=6,length=4+rope",
+    "deberta:buckets=4,max_distance=8+t5:buckets=8,max_distance=12+learned:length=9",
+]
+
+
+def problem(scheme, q, k, v, q_pos, k_pos, visible, scale):
+    return Problem(tuple(detached(part) for part, _ in parts_of(scheme)), q, k, v, q_pos, k_pos, visible, scale)
+
+
+def detached(part):
+    return Part(part.name, {name: x.detach() for name, x in part.params.items()}, part.options)
+
+
+def by_loops(scheme, p):
+    arrays = [x.numpy() for x in (p.q, p.k, p.v)]
+    rows = [pos.expand(p.q.shape[0], -1).numpy() for pos in (p.q_pos, p.k_pos)]
+    parts = []
+    for part in scheme.parts_of_sum():
+        defaults = {name: x.default for name, x in part.arguments().items() if name not in DIMS}
+        params = {name: x.detach().numpy() for name, x in part.named_parameters()}
+        parts.append(oracles.Part(part.name(), params, {**defaults, **part.options()}))
+    if len(parts) == 1:
+        return oracles.attention(parts[0].name, *arrays, *rows, p.visible.numpy(), p.scale, *parts[0][1:])
+    return oracles.attention_of_sum(parts, *arrays, *rows, p.visible.numpy(), p.scale)
+
+
+@pytest.mark.parametrize("spec", [*cases.SPECS, *SUMS])
+def test_equal_to_the_loops(spec):
+    scheme = cases.build(spec)
+    q, k, v = cases.tensors(kv=2, lq=4, lk=6)
+    q_pos = torch.tensor([[5, 0, 3, 40], [2, 2, -3, 7]])
+    k_pos = torch.tensor([[5, 0, 3, 40, 1, 1], [2, 2, -3, 7, 30, 9]])
+    visible = (torch.rand(2, 4, 4, 6) < 0.7) & (torch.arange(4) != 2)[:, None]  # query 2 sees nothing
+    p = problem(scheme, q, k, v, q_pos, k_pos, visible, 0.4)
+    out, weights = reference.attention(p, Arithmetic())
+    for got, expected in zip((out, weights), by_loops(scheme, p), strict=True):
+        torch.testing.assert_close(got, torch.from_numpy(np.asarray(expected)), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", cases.NAMES)
+def test_gradients_are_those_of_finite_differences(spec):
+    scheme = cases.build(spec, n_heads=2, head_dim=4, d_model=8)
+    tensors = cases.tensors(b=1, h=2, kv=1, lq=3, lk=3, d=4)
+    pos = torch.tensor([[0, 1, 3]])
+    p = problem(scheme, *tensors, pos, pos, torch.ones(1, 2, 3, 3, dtype=torch.bool).tril(), 0.4)
+    (part,) = p.parts
+
+    def attention(q, k, v, *params):
+        parts = (Part(part.name, dict(zip(part.params, params, strict=True)), part.options),)
+        return reference.attention(Problem(parts, q, k, v, pos, pos, p.visible, p.scale), Arithmetic())[0]
+
+    leaves = [x.clone().requires_grad_() for x in (*tensors, *part.params.values())]
+    assert torch.autograd.gradcheck(attention, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("spec", ["learned:length=64", "sinusoidal:theta=50", "first"])
+def test_embeddings(spec):
+    scheme = cases.build(spec)
+    ((part, _),) = parts_of(scheme)
+    part = detached(part)
+    pos = torch.tensor([[0, 5, 63], [1, 1, 2]])
+    got = reference.embedding(part, pos, cases.D_MODEL, Arithmetic())
+    params = {name: x.numpy() for name, x in part.params.items()}
+    for index, p in np.ndenumerate(pos.numpy()):
+        e = oracles.EMBEDDINGS[part.name](params, part.options, cases.D_MODEL, int(p))
+        torch.testing.assert_close(got[index], torch.from_numpy(e), rtol=1e-12, atol=1e-12)
+
+
+def test_the_plain_computation_rounds_as_much_as_its_dtype():
+    """Neither exact nor far off: about one unit in the last place of each dtype."""
+    scheme = cases.build("tisa")
+    pos, everything = torch.arange(9)[None], torch.ones(2, 4, 9, 9, dtype=torch.bool)
+    p = problem(scheme, *cases.tensors(), pos, pos, everything, 0.4)
+    truth, _ = reference.attention(p, Arithmetic())
+    for dtype, stored in ((torch.float32, torch.float32), (torch.float32, torch.bfloat16)):
+        a = Arithmetic(dtype, stored, torch.Generator().manual_seed(0))
+        narrow = Problem(
+            tuple(Part(x.name, {n: y.to(dtype) for n, y in x.params.items()}, x.options) for x in p.parts),
+            *(x.to(dtype) for x in (p.q, p.k, p.v)), p.q_pos, p.k_pos, p.visible, p.scale,
+        )  # fmt: skip
+        error = (reference.attention(narrow, a)[0].double() - truth).abs().max() / truth.abs().max()
+        assert 0.05 < error / torch.finfo(stored).eps < 20
