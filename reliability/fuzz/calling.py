@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
@@ -56,20 +56,27 @@ def _differentiated(case: Case, inputs: Inputs) -> Results:
         torch.default_generator.manual_seed(case.data)
     with CONTEXTS.get(case.context, nullcontext)():  # PyTorch wants the backward pass outside autocast
         found = locant.attend(*leaves.values(), inputs.scheme, need_weights=case.need_weights, **how(case, inputs))
-    results: Results = {}
     out, weights = found if case.need_weights else (found, None)
-    results["out"], results["weights"] = out.detach(), None if weights is None else weights.detach()
+    results: Results = {"out": out, "weights": weights}
+    return results | gradients(results, leaves, dict(inputs.scheme.named_parameters()), inputs)
+
+
+def gradients(
+    results: Mapping[str, Tensor | None], leaves: dict[str, Tensor], params: dict[str, Tensor], inputs: Inputs
+) -> dict[str, Tensor]:
+    """The gradients of q, k, v ("dq", …) and of parameters ("d NAME") that require one, from output and weights.
+
+    Where autograd has none it is 0.
+    """
     wanted = {f"d{name}": x for name, x in leaves.items() if x.requires_grad}
-    wanted |= {f"d {name}": x for name, x in inputs.scheme.named_parameters() if x.requires_grad}
-    if wanted:
-        values = list(wanted.values())
-        grads = (
-            torch.autograd.grad(out, values, inputs.grad, allow_unused=True)
-            if out.requires_grad
-            else [None] * len(values)
-        )
-        results |= dict(zip(wanted, grads, strict=True))
-    return results
+    wanted |= {f"d {name}": x for name, x in params.items() if x.requires_grad}
+    of_results = {"out": inputs.grad, "weights": inputs.weights_grad}
+    ends = {name: x for name in of_results if (x := results.get(name)) is not None and x.requires_grad}
+    found = [None] * len(wanted)
+    if wanted and ends:
+        given = [of_results[name].to(x.dtype) for name, x in ends.items()]
+        found = torch.autograd.grad(list(ends.values()), list(wanted.values()), given, allow_unused=True)
+    return {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(wanted.items(), found, strict=True)}
 
 
 def dropout_factors(case: Case, inputs: Inputs) -> Tensor:

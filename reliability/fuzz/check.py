@@ -94,7 +94,9 @@ def compared(
     name: str, x: Tensor | None, dtype: torch.dtype, exact: Tensor, plain: list[Tensor], wide: torch.dtype
 ) -> Outcome:
     """One result of a call against the truth; `plain` are the results of the plain computation in `wide`."""
-    x = torch.zeros(exact.shape, dtype=dtype) if x is None else x.detach()  # no gradient is one of 0
+    if x is None:
+        return Outcome(FAILED, f"there is no {name}")
+    x = x.detach()
     if x.shape != exact.shape or x.dtype != dtype:
         return Outcome(FAILED, f"{name} is {x.dtype} {list(x.shape)}, not {dtype} {list(exact.shape)}")
     if x.numel() == 0:
@@ -129,9 +131,7 @@ def expected_results(
         for name, x in zip("qkv", (given.q, given.k, given.v), strict=True)
     }
     params = {name: a.moved(x.detach()).requires_grad_("p" in wanted) for name, x in given.scheme.named_parameters()}
-    scale = case.scale
-    if scale is None:
-        scale = (3 * case.d if "deberta" in case.scheme_names else case.d) ** -0.5
+    usual = (3 * case.d if "deberta" in case.scheme_names else case.d) ** -0.5
     problem = Problem(
         parts=tuple(
             Part(part.name, {key: params[full] for key, full in zip(part.params, names, strict=True)}, part.options)
@@ -141,7 +141,7 @@ def expected_results(
         q_pos=given.positions[0],
         k_pos=given.positions[1],
         visible=given.visible,
-        scale=scale,
+        scale=usual if case.scale is None else case.scale,
         keep=None if keep is None else keep.to(a.dtype),
     )
     results: dict[str, Tensor] = {}
@@ -156,24 +156,11 @@ def expected_results(
         results["out"], weights = reference.attention(problem, a)
         if case.need_weights and context != "vjp":
             results["weights"] = weights
-    _add_gradients(results, leaves, params, given.grad.to(a.dtype))
+    results |= calling.gradients(results, leaves, params, given)
     if a.jitter is not None:  # a result is as precise as the dtype that the call has it in
         own = named(case.parameters)
         results = {name: x.to(own if name.startswith("d ") else a.stored) for name, x in results.items()}
     return {name: x.detach().double() for name, x in results.items()}
-
-
-def _add_gradients(
-    results: dict[str, Tensor], leaves: dict[str, Tensor], params: dict[str, Tensor], grad: Tensor
-) -> None:
-    wanted = {f"d{name}": x for name, x in leaves.items() if x.requires_grad}
-    wanted |= {f"d {name}": x for name, x in params.items() if x.requires_grad}
-    if not wanted:
-        return
-    values, out = list(wanted.values()), results["out"]
-    grads = torch.autograd.grad(out, values, grad, allow_unused=True) if out.requires_grad else [None] * len(values)
-    for (name, x), g in zip(wanted.items(), grads, strict=True):
-        results[name] = torch.zeros_like(x) if g is None else g
 
 
 def _nothing(case: Case, given: Inputs) -> dict[str, Tensor]:

@@ -268,6 +268,7 @@ class Inputs:
     k_pos: Tensor | None
     mask: Tensor | None
     grad: Tensor  # of the output
+    weights_grad: Tensor  # of the weights
     positions: tuple[Tensor, Tensor]  # with defaults, [B or 1, L]
     visible: Tensor  # [B, H, Lq, Lk]
 
@@ -306,6 +307,7 @@ def build(case: Case) -> Inputs:
         k_pos=_passed(positions[1], case) if passes and case.given != "q" else None,
         mask=None if mask is None else _passed_mask(mask, case),
         grad=grad,
+        weights_grad=torch.randn(visible.shape, generator=g).to(dtype),
         positions=positions,
         visible=visible,
     )

@@ -8,11 +8,13 @@ instead, so every part of a file can be mutated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper
+from libcst.metadata import CodeRange, MetadataWrapper, WhitespaceInclusivePositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
 from reliability.mutants.exclusions import excluded_mutation, excluded_node
@@ -25,28 +27,23 @@ def mutants_of_file(root: Path, path: str, lines: set[int] | None = None) -> Ite
     Mutants with the same text appear once. Texts that are not valid Python are left out.
     """
     source = (root / path).read_text()
-    module = MetadataWrapper(cst.parse_module(source)).module
-    pieces = [module.code_for_node(statement) for statement in module.body]
-    before, after = source.split("".join(pieces))
+    wrapper = MetadataWrapper(cst.parse_module(source))
+    visitor = _Visitor(wrapper.resolve(WhitespaceInclusivePositionProvider), source)
+    wrapper.module.visit(visitor)
     seen, repeated = {source}, Counter[tuple[str, str, str]]()
-    for index, statement in enumerate(module.body):
-        head, tail = before + "".join(pieces[:index]), "".join(pieces[index + 1 :]) + after
-        visitor = _Visitor()
-        statement.visit(visitor)
-        for node, mutated, function in visitor.found:
-            text = head + module.code_for_node(statement.deep_replace(node, mutated)) + tail
-            if text in seen or not _valid(text):
-                continue
-            seen.add(text)
-            line, old, new = changed_lines(source, text)
-            owner, name = function
-            version = digest(module.code_for_node(owner or statement))
-            if repeated[name, old, new]:  # the same line again in the same function
-                version += f"-{repeated[name, old, new]}"
-            repeated[name, old, new] += 1
-            if lines is not None and not lines & set(range(line, line + old.count("\n") + 1)):
-                continue
-            yield Mutant(path, name, line, old, new, text, version)
+    for first, end, mutated, owner in visitor.found:
+        text = source[:first] + wrapper.module.code_for_node(mutated) + source[end:]
+        line, old, new = changed_lines(source, text)
+        if lines is not None and not lines & set(range(line, line + old.count("\n") + 1)):
+            continue
+        if text in seen or not _valid(text):
+            continue
+        seen.add(text)
+        version = owner.version
+        if repeated[owner.name, old, new]:  # the same line again in the same function
+            version += f"-{repeated[owner.name, old, new]}"
+        repeated[owner.name, old, new] += 1
+        yield Mutant(path, owner.name, line, old, new, text, version)
 
 
 def _valid(text: str) -> bool:
@@ -57,22 +54,34 @@ def _valid(text: str) -> bool:
     return True
 
 
-class _Visitor(cst.CSTVisitor):
-    """Collects (node, mutated node, (function, qualified name)) of one top-level statement."""
+@dataclass(frozen=True)
+class _Owner:
+    """The outermost function around a node, or the top-level statement if it is in none."""
 
-    def __init__(self) -> None:
+    name: str
+    version: str
+
+
+class _Visitor(cst.CSTVisitor):
+    """Collects (first character, last, mutated node, owner) of a module."""
+
+    def __init__(self, positions: Mapping[cst.CSTNode, CodeRange], source: str) -> None:
         super().__init__()
-        self.found: list[tuple[cst.CSTNode, cst.CSTNode, tuple[cst.CSTNode | None, str]]] = []
+        self.found: list[tuple[int, int, cst.CSTNode, _Owner]] = []
         self.ancestors: list[cst.CSTNode] = []
+        self.positions, self.source = positions, source
+        self.starts = [0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
+        self.owners: dict[tuple[cst.CSTNode, str], _Owner] = {}
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if excluded_node(node, self.ancestors):
             return False
-        for kind, operator in mutation_operators:
+        # The text of a match statement depends on its indentation, which a node does not know.
+        for kind, operator in () if isinstance(node, cst.Match) else mutation_operators:
             if isinstance(node, kind):
                 for mutated in operator(node):
                     if not excluded_mutation(node, mutated):
-                        self.found.append((node, mutated, self._function()))
+                        self.found.append((*self._span(node), mutated, self._owner()))
         self.ancestors.append(node)
         return True
 
@@ -80,8 +89,13 @@ class _Visitor(cst.CSTVisitor):
         if self.ancestors and self.ancestors[-1] is original_node:
             self.ancestors.pop()
 
-    def _function(self) -> tuple[cst.CSTNode | None, str]:
-        """The outermost function around the present node. Its decorators and defaults run at import."""
+    def _span(self, node: cst.CSTNode) -> tuple[int, int]:
+        place = self.positions[node]
+        first, end = (self.starts[at.line - 1] + at.column for at in (place.start, place.end))
+        return first, end
+
+    def _owner(self) -> _Owner:
+        """Decorators and defaults of a function are not in it: they run at import."""
         names: list[str] = []
         for position, node in enumerate(self.ancestors):
             if isinstance(node, cst.ClassDef):
@@ -89,6 +103,12 @@ class _Visitor(cst.CSTVisitor):
             if isinstance(node, cst.FunctionDef):
                 inside = self.ancestors[position + 1 :]
                 if inside and inside[0] is not node.body:
-                    return None, MODULE_LEVEL
-                return node, ".".join([*names, node.name.value])
-        return None, MODULE_LEVEL
+                    break
+                return self._owner_of(node, ".".join([*names, node.name.value]))
+        return self._owner_of(self.ancestors[1], MODULE_LEVEL)
+
+    def _owner_of(self, node: cst.CSTNode, name: str) -> _Owner:
+        if (node, name) not in self.owners:
+            first, end = self._span(node)
+            self.owners[node, name] = _Owner(name, digest(self.source[first:end].strip()))
+        return self.owners[node, name]
