@@ -25,6 +25,7 @@ SEEDS = 1_000_000
 def outcomes(part: float, seed: int) -> Iterator[Outcome]:
     """The outcome of every check, as it comes in. The self-check comes first: without it the rest shows nothing."""
     yield from broken.self_check()
+    yield python_threads.self_check()
     yield python_threads.without_sanitizer()
     yield python_threads.under_sanitizer()
     for index, planned in enumerate(builds()):
@@ -34,7 +35,7 @@ def outcomes(part: float, seed: int) -> Iterator[Outcome]:
 
 def row(outcome: Outcome) -> dict[str, str]:
     """An outcome as a row of the table."""
-    status = f"not run: {outcome.not_run}" if outcome.not_run else "; ".join(outcome.findings[:3]) or "none"
+    status = f"not run: {outcome.not_run}" if outcome.not_run else "; ".join(outcome.findings[:3]) or outcome.good
     return {
         "check": outcome.name,
         "calls": str(outcome.calls),

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Barrier
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 import locant
 from locant.attention import build
+from reliability.sanitize.broken import MISTAKES, break_kernel
 from reliability.sanitize.checks import CALLERS, OPENMP, THREAD, why_no_check, wrapper
 from reliability.sanitize.running import MINUTES, Outcome
 
@@ -116,7 +117,7 @@ def under_sanitizer(kernel: Path = build.SOURCE) -> Outcome:
             "CC": f"{THREAD.compiler} -g -fsanitize=thread {OPENMP} -Wl,-Bsymbolic",
             "LOCANT_CACHE": cache,
             "LD_PRELOAD": library.strip(),
-            "TSAN_OPTIONS": f"exitcode=66 suppressions={SUPPRESSIONS}",
+            "TSAN_OPTIONS": f"exitcode=66 halt_on_error=1 suppressions={SUPPRESSIONS}",
             "OMP_NUM_THREADS": "3",
         }
         done = subprocess.run(
@@ -128,6 +129,19 @@ def under_sanitizer(kernel: Path = build.SOURCE) -> Outcome:
     if done.returncode and not races:
         races = output.splitlines()[-1:] or [f"exit code {done.returncode}"]
     return Outcome(name, len(JOBS) * CALLERS * ROUNDS, time.perf_counter() - start, tuple(dict.fromkeys(races)))
+
+
+def self_check() -> Outcome:
+    """Whether a kernel whose callers share memory is reported."""
+    mistake = next(x for x in MISTAKES if x.name == "memory shared by all callers")
+    name = f"self-check: {mistake.name} ({CALLERS} Python threads)"
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = under_sanitizer(break_kernel(mistake, Path(folder)))
+    if outcome.not_run:
+        return replace(outcome, name=name)
+    if any(mistake.reported in finding for finding in outcome.findings):
+        return Outcome(name, good="reported")
+    return Outcome(name, findings=(f"the check did not report this mistake: {outcome.findings}",))
 
 
 def main() -> None:

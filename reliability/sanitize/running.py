@@ -31,6 +31,7 @@ class Outcome:
     findings: tuple[str, ...] = ()
     worst: float = 0.0  # the largest error, as a part of what rounding allows
     not_run: str = ""
+    good: str = "nothing found"  # the result without findings
 
 
 def run(planned: Build, seed: int) -> Outcome:

@@ -76,7 +76,7 @@ def test_findings_end_with_exit_code_1(monkeypatch, tmp_path, capsys):
     assert stop.value.code == 1
     assert (tmp_path / "out.csv").read_text().splitlines() == [
         "check,calls,seconds,worst error,findings,what",
-        "good,5,1,0.30,0,none",
+        "good,5,1,0.30,0,nothing found",
         "bad,5,1,,1,data race",
     ]
     assert "1 findings; 0 of 2 checks were not run" in capsys.readouterr().out

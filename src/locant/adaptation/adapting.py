@@ -120,16 +120,29 @@ def adapt(
         exchange(exchange(model, spec), "native")  # a wrong scheme raises here, before anything takes time
     settings = {"spec": spec, "model": model.name_or_path, "budget": budget, "train": train, "length": length,
                 "seed": seed, "pooling": _pooling(kind), **_identity(model, tokenizer, lines)}  # fmt: skip
-    with (
-        output_folder.opened(out, settings) as folder,
-        _caller_state_kept(model),
-        _restored_on_failure(model, train) as original,
-    ):
-        windows = _windows(tokenizer, sample.longest(model, length), causal=causal)
-        lengths = sample.ladder(length, CAUSAL_LENGTH if causal and not kind.short_texts else sample.SHORTEST)
-        stages = _Stages(model, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths,
-                         folder, source, on_stage, on_evaluation, on_result)  # fmt: skip
-        return stages.run(wanted, scores or {})
+    with output_folder.opened(out, settings) as folder, _caller_state_kept(model):
+        original = frozen_copy(model, shared=train == "scheme")
+        with _restored_on_failure(model, original, train):
+            windows = _windows(tokenizer, sample.longest(model, length), causal=causal)
+            lengths = sample.ladder(length, CAUSAL_LENGTH if causal and not kind.short_texts else sample.SHORTEST)
+            stages = _Stages(model, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths,
+                             folder, source, on_stage, on_evaluation, on_result)  # fmt: skip
+            return stages.run(wanted, scores or {})
+
+
+@contextmanager
+def _restored_on_failure(model: PreTrainedModel, original: PreTrainedModel, train: str) -> Iterator[None]:
+    """Puts the positions and weights of a model back if anything is raised, KeyboardInterrupt included.
+
+    A partly changed model must not pass for the original.
+    """
+    try:
+        yield
+    except BaseException:
+        exchange(model, "native")
+        if train == "all":
+            model.load_state_dict(original.state_dict())
+        raise
 
 
 def _windows(tokenizer: Any, readable: int, *, causal: bool) -> Windows:
@@ -304,19 +317,6 @@ def _weights_hash(model: PreTrainedModel) -> str:
     for name, weight in model.state_dict().items():
         found.update(name.encode() + weight.detach().float().cpu().contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
-
-
-@contextmanager
-def _restored_on_failure(model: PreTrainedModel, train: str) -> Iterator[PreTrainedModel]:
-    """Yields a frozen copy of the model. If the block raises, the model gets the positions and weights of the copy."""
-    original = frozen_copy(model, shared=train == "scheme")
-    try:
-        yield original
-    except BaseException:  # including KeyboardInterrupt: a partly changed model must not pass for the original
-        exchange(model, "native")
-        if train == "all":
-            model.load_state_dict(original.state_dict())
-        raise
 
 
 @contextmanager
