@@ -12,8 +12,8 @@ from reliability.mutants.reasons import reason_of
 from reliability.mutants.results import Results
 from reliability.mutants.runner import SURVIVED, Tests
 
-QUICK, THOROUGH = 4.0, 60.0
-"""Seconds of tests that every mutant meets at most, and that those meet which no test has noticed until then."""
+QUICK, THOROUGH = 3.0, 25.0
+"""CPU seconds of tests that every mutant meets at most, and that those meet which no test has noticed until then."""
 KERNEL = "src/locant/attention/fused.py"
 """Tests that run this file run the C kernel."""
 
