@@ -18,6 +18,10 @@ from reliability.fuzz.reference import Arithmetic, Part, Problem
 from reliability.fuzz.refusals import Expected, expected_refusals
 
 COMPARED, REFUSED, FAILED = "compared", "refused", "failed"
+LARGE_GROWTH = 10.0
+"""Factors of xpos up to e¹⁰ leave logits far below 1/eps of float32, which is e¹⁶."""
+LARGE_GROWTH = 10.0
+"""Factors of xpos up to e¹⁰ leave logits far below 1/eps of float32, which is e¹⁶."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ def _compared(case: Case, given: Inputs, found: list[calling.Results]) -> Outcom
     wide = computing_dtype(case, given)
     parts = inputs.parts_of(given.scheme)
     truth = expected_results(case, given, parts, Arithmetic(), keep)
+    if _beyond_torch(case, given, parts):
+        truth = {name: x for name, x in truth.items() if name in ("out", "weights")}
     plain: list[dict[str, Tensor]] = []
     for runs in tolerance.STAGES:
         for n in range(len(plain), runs):
@@ -94,6 +100,17 @@ def _compared(case: Case, given: Inputs, found: list[calling.Results]) -> Outcom
         if outcome.kind == COMPARED:
             break
     return outcome
+
+
+def _beyond_torch(case: Case, given: Inputs, parts: list[tuple[Part, list[str]]]) -> bool:
+    """Whether visible logits exceed 1/eps, where the gradients of torch's kernel are wrong by any factor.
+
+    Its backward pass computes exp(logit − log-sum), and the difference of such numbers has no correct digit. Only xpos
+    gets there, for keys far in the future of a query.
+    """
+    growth = sum(reference.xpos_growth(part.options, *given.positions) for part, _ in parts if part.name == "xpos")
+    later = (given.positions[1][:, None, :] > given.positions[0][:, :, None])[:, None] & given.visible
+    return case.impl in ("sdpa", "auto") and growth > LARGE_GROWTH and bool(later.any())
 
 
 def _worst(outcomes: Iterable[Outcome]) -> Outcome:

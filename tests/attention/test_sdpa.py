@@ -189,3 +189,20 @@ def test_causal_with_a_scale_that_is_not_positive(impl, scale):
     q, k, v = cases.tensors()
     out = locant.attend(q, k, v, causal=True, scale=scale, impl=impl)
     torch.testing.assert_close(out, locant.attend(q, k, v, causal=True, scale=scale, impl="eager"))
+
+
+@pytest.mark.parametrize("spec", ["nope", "alibi"])
+def test_a_query_without_keys_and_with_large_logits_has_no_nan_gradient(spec):
+    """The kernel's backward pass computes exp(logit − log-sum) again; logits of 1e12 make that infinite."""
+    q, k, v = cases.tensors(lq=11, lk=20, dtype=torch.float32)
+    q[:, :, 1] *= 1e12
+    mask = torch.ones(11, 20, dtype=torch.bool)
+    mask[1] = False
+    scheme = cases.build(spec).float()
+    grads = {}
+    for impl in ("sdpa", "eager"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = locant.attend(*leaves, scheme, mask=mask[None, None], impl=impl)
+        grads[impl] = torch.autograd.grad(out.square().sum(), leaves)
+    for ours, truth in zip(grads["sdpa"], grads["eager"], strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-4)

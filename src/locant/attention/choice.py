@@ -106,14 +106,14 @@ def fused_unsupported(request: Request) -> str | None:
         return f"it runs on CPUs, and these tensors are on {request.q.device.type}"
     if request.q.dtype not in fused.DTYPES:
         return f"it computes in float32, from float32 or bfloat16 tensors; these are {request.q.dtype}"
+    if _transformed():
+        return NO_TRANSFORMS
     if request.content_dtype == torch.float64:
         return f"it computes in float32, and {request.scheme} needs float64 at these positions"
     if request.terms.pair is not None:
         return f"{request.scheme} has a logit that is not a function of the offset alone (pair)"
     if request.need_weights:
         return NO_WEIGHTS
-    if _transformed():
-        return NO_TRANSFORMS
     if request.offsets.inverse is not None:
         return "positions with large gaps, or unknown while compiling, have no table over consecutive offsets"
     if 0 in (request.k.shape[2], request.q.shape[3], request.v.shape[3], request.k.shape[1]):

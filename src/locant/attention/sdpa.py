@@ -55,6 +55,7 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if visible is not None:
         nothing = ~visible.any(-1, keepdim=True)  # a query that may attend to no key gets zeros
         visible = visible | nothing
+        q = q.masked_fill(nothing, 0.0)  # its logits could be so large that the kernel's backward pass overflows
     if added is not None:
         mask: Tensor | None = added if visible is None else added.masked_fill(~visible, -torch.inf)
     else:
