@@ -24,7 +24,7 @@ types: $(VENV)/ready
 # Longer checks; docs/reliability.md describes them and has their results.
 CASES ?= 100000
 fuzz: $(VENV)/ready
-	$(BIN)/python -m reliability.fuzz --cases $(CASES)
+	$(BIN)/python -m reliability.fuzz --cases $(CASES) --processes 2
 
 hostile: $(VENV)/ready
 	$(BIN)/python -m reliability.hostile
