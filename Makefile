@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 C_FILES := src/locant/attention/fused.c tests/attention/fused_fuzz.c
 
-.PHONY: demo test lint types format clean fuzz mutants mutants-all kill sanitize
+.PHONY: demo test lint types format clean fuzz hostile mutants mutants-all kill sanitize
 
 demo: $(VENV)/ready
 	$(BIN)/locant compare clm --schemes learned,nope,tisa,alibi,rope --seeds 2 --budget 40s -o demo/compare
@@ -25,6 +25,9 @@ types: $(VENV)/ready
 CASES ?= 100000
 fuzz: $(VENV)/ready
 	$(BIN)/python -m reliability.fuzz --cases $(CASES)
+
+hostile: $(VENV)/ready
+	$(BIN)/python -m reliability.hostile
 
 mutants: $(VENV)/ready
 	$(BIN)/python -m reliability.mutants --changed

@@ -39,6 +39,8 @@ MAY_IMPORT = {
 OPTIONAL = {
     "accelerate": "extra",
     "datasets": "extra",
+    "grp": "not on Windows",
+    "pwd": "not on Windows",
     "filelock": "extra",
     "matplotlib": "extra",
     "plotext": "extra",

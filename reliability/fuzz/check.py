@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,7 +46,7 @@ def run(case: Case) -> Outcome:
         return Outcome(FAILED, "the call changed one of its inputs")
     outcome = _compared(case, given, found)
     if outcome.kind == COMPARED and any(name in embeddings.NAMES for name in case.scheme_names):
-        return max(outcome, _embedded(case, given), key=lambda each: (each.kind == FAILED, each.largest))
+        return _worst([outcome, _embedded(case, given)])
     return outcome
 
 
@@ -80,14 +81,28 @@ def _compared(case: Case, given: Inputs, found: list[calling.Results]) -> Outcom
     wide = computing_dtype(case, given)
     parts = inputs.parts_of(given.scheme)
     truth = expected_results(case, given, parts, Arithmetic(), keep)
-    roundings = [Arithmetic(wide, case.torch_dtype, tolerance.jitter(case.data, n)) for n in tolerance.RUNS]
-    plain = [expected_results(case, given, parts, a, keep) for a in roundings]
-    outcomes = []
-    for results in found:
-        for name, exact in truth.items():
-            dtype = named(case.parameters) if name.startswith("d ") else case.torch_dtype
-            outcomes.append(compared(name, results.get(name), dtype, exact, [x[name] for x in plain], wide))
+    plain: list[dict[str, Tensor]] = []
+    for runs in tolerance.STAGES:
+        for n in range(len(plain), runs):
+            a = Arithmetic(wide, case.torch_dtype, tolerance.jitter(case.data, n))
+            plain.append(expected_results(case, given, parts, a, keep))
+        outcome = _worst(
+            compared(name, results.get(name), _dtype(name, case), exact, [x[name] for x in plain], wide)
+            for results in found
+            for name, exact in truth.items()
+        )
+        if outcome.kind == COMPARED:
+            break
+    return outcome
+
+
+def _worst(outcomes: Iterable[Outcome]) -> Outcome:
     return max(outcomes, key=lambda outcome: (outcome.kind == FAILED, outcome.largest))
+
+
+def _dtype(name: str, case: Case) -> torch.dtype:
+    """The dtype that a result must have: the gradient of a parameter that of the parameter, all others that of q."""
+    return named(case.parameters) if name.startswith("d ") else case.torch_dtype
 
 
 def compared(
@@ -124,8 +139,7 @@ def expected_results(
     """What the call must return, by name and in float64, as the reference computes it in some arithmetic."""
     if case.b * case.lq == 0:
         return _nothing(case, given)
-    context = case.context if case.context in calling.TRANSFORMS else ""
-    wanted = {"": case.wanted, "vjp": "qkv"}.get(context, "")
+    wanted = _wanted(case)
     leaves = {
         name: a.moved(x.detach()).requires_grad_(name in wanted)
         for name, x in zip("qkv", (given.q, given.k, given.v), strict=True)
@@ -145,7 +159,7 @@ def expected_results(
         keep=None if keep is None else keep.to(a.dtype),
     )
     results: dict[str, Tensor] = {}
-    if context == "jvp":
+    if case.context == "jvp":
         directions = tuple(x.to(a.dtype) for x in calling.tangents(case, given))
         results["out"], results["tangent"] = torch.func.jvp(
             lambda q, k, v: reference.attention(replace(problem, q=q, k=k, v=v), a)[0],
@@ -154,13 +168,19 @@ def expected_results(
         )
     else:
         results["out"], weights = reference.attention(problem, a)
-        if case.need_weights and context != "vjp":
+        if case.need_weights and case.context != "vjp":
             results["weights"] = weights
     results |= calling.gradients(results, leaves, params, given)
     if a.jitter is not None:  # a result is as precise as the dtype that the call has it in
-        own = named(case.parameters)
-        results = {name: x.to(own if name.startswith("d ") else a.stored) for name, x in results.items()}
+        results = {name: x.to(_dtype(name, case)) for name, x in results.items()}
     return {name: x.detach().double() for name, x in results.items()}
+
+
+def _wanted(case: Case) -> str:
+    """The gradients among the results: those that the case wants, or what a transform returns."""
+    if case.context in calling.TRANSFORMS and case.b:
+        return "qkv" if case.context == "vjp" else ""
+    return case.wanted
 
 
 def _nothing(case: Case, given: Inputs) -> dict[str, Tensor]:
@@ -168,8 +188,9 @@ def _nothing(case: Case, given: Inputs) -> dict[str, Tensor]:
     results = {"out": given.q.new_zeros(case.b, case.h, case.lq, case.dv)}
     if case.need_weights and case.context not in ("vjp", "jvp"):
         results["weights"] = given.q.new_zeros(case.b, case.h, case.lq, case.lk)
+    wanted = _wanted(case)
     tensors = {"dq": given.q, "dk": given.k, "dv": given.v}
-    results |= {name: torch.zeros_like(x) for name, x in tensors.items() if name[1] in case.wanted}
-    if "p" in case.wanted:
+    results |= {name: torch.zeros_like(x) for name, x in tensors.items() if name[1] in wanted}
+    if "p" in wanted:
         results |= {f"d {name}": torch.zeros_like(x) for name, x in given.scheme.named_parameters()}
     return {name: x.detach().double() for name, x in results.items()}

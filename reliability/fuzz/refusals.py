@@ -92,7 +92,7 @@ def _on(*impls: str) -> Callable[[Callable[[Case], bool]], Callable[[Case], bool
 EXPECTED = [
     # calls that are wrong, whatever computes them
     Expected("ambiguous mask", "could be [batch, keys] or [queries, keys]",
-             lambda c: c.mask in ("BK", "QK") and c.b == c.lq > 1),
+             lambda c: c.mask in ("BK", "QK") and c.b == c.lq > 1 and c.context != "vmap"),  # vmap: one sequence
     Expected("more queries than keys, no q_pos", "cannot infer positions for",
              lambda c: c.lq > c.lk and (c.positions == "none" or c.given == "k")),
     Expected("q_pos alone, other number of keys", "cannot infer positions of",

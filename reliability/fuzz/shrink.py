@@ -63,3 +63,9 @@ def _simpler_specs(spec: str) -> Iterator[str]:
     if len(parts) > 1:
         for i in range(len(parts)):
             yield "+".join(parts[:i] + parts[i + 1 :])
+    for i, part in enumerate(parts):
+        name, _, options = part.partition(":")
+        listed = options.split(",") if options else []
+        for fewer in ([], *(listed[:n] + listed[n + 1 :] for n in range(len(listed)))):
+            if len(fewer) < len(listed):
+                yield "+".join([*parts[:i], ":".join([name, ",".join(fewer)]).rstrip(":"), *parts[i + 1 :]])

@@ -65,6 +65,8 @@ FIELDS = [
     ("unknown impl", setting("/bin/sh", *PLAN, "impl"), "impl of the plan"),
     ("impl is a list", setting([], *PLAN, "impl"), "impl of the plan must be str"),
     ("keep_native as text", setting("yes", *PLAN, "keep_native"), "keep_native of the plan must be bool"),
+    ("unlearned as text", setting("no", *PLAN, "unlearned"), "unlearned of the plan must be bool"),
+    ("native_count as a number", setting(1, *STACK, "native_count"), "native_count of stack 0 must be bool"),
     ("native positions that are gone", setting(True, *PLAN, "keep_native"), "missing_keys"),
     ("an embedding without weights", setting("learned:length=40", *STACK, "embed"), "missing_keys"),
     ("an embedding of a billion", setting("learned:length=1000000000", *STACK, "embed"), "numbers"),

@@ -110,16 +110,16 @@ def kills(references: Sequence[Reference], count: int, chance: random.Random, fo
 
 def killed_in_a_row(plan: Plan, times: int, out: Path) -> list[Case]:
     """Kills the command of one folder several times, lets it end, and returns the kills with the outcome."""
-    name, commands, found = plan.reference.subject.name, [], []
+    subject, commands, found = plan.reference.subject, [], []
     try:
-        for _ in range(times):
-            commands.append(Command(plan.reference.subject, out))
+        while len(found) < times and not subject.done(out, None):
+            commands.append(Command(subject, out))
             what = _kill(commands[-1], plan)
             commands[-1].wait()
             if what is None:
                 break
             found.append(what)
-        starts = finish(plan.reference.subject, out)
+        starts = finish(subject, out)
         outcome = plan.reference.outcome(out)
         for command in commands:
             command.check_alone()
@@ -127,7 +127,7 @@ def killed_in_a_row(plan: Plan, times: int, out: Path) -> list[Case]:
         starts, outcome = 0, str(problem)
     if not found and outcome != SAME:
         raise Wrong(f"a command that was not killed: {outcome}")
-    return [Case("kill", name, detail, moment, reached, starts, outcome) for detail, moment, reached in found]
+    return [Case("kill", subject.name, detail, moment, reached, starts, outcome) for detail, moment, reached in found]
 
 
 def _kill(command: Command, plan: Plan) -> tuple[str, str, str] | None:

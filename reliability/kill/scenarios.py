@@ -113,7 +113,7 @@ def _fails_in_words(command: Command, disk: places.Disk) -> str:
     command.check_alone()
     if "Traceback" in said:
         raise Wrong(f"a traceback: {said[-300:]}")
-    if not command.subject.done(command.out, code) and "No space left" not in said and "full" not in said:
+    if not command.subject.done(command.out, code) and "No space left" not in said and "disk is full" not in said:
         raise Wrong(f"no word about the disk: {said[-300:]}")
     return reached
 

@@ -60,7 +60,7 @@ MISTAKES = [
         "data race",
     ),
     Mistake(
-        "memory shared by all callers", "  Int columns[TILE];", "  static Int columns[TILE];", THREAD, "data race",
+        "memory shared by all callers", "  Tables one;\n", "  static Tables one;\n", THREAD, "data race",
     ),
     Mistake("memory not set to zero", _UNINITIALISED, "", MEMCHECK, "ninitialised"),
     Mistake("memory not set to zero", _UNINITIALISED, "", MEMORY, "use-of-uninitialized-value"),

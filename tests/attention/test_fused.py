@@ -181,7 +181,7 @@ class Clipped(locant.Scheme):
         return locant.Terms(**{self.kind.split()[-1]: self.table[:, r.clamp(-3, 3) + 3]})
 
 
-@pytest.mark.parametrize("inside", [0, 1, 2, -1], ids="{} inside".format)
+@pytest.mark.parametrize("inside", [0, 1, -1], ids="{} inside".format)
 @pytest.mark.parametrize("side", [-1, 1], ids=["past", "future"])
 @pytest.mark.parametrize("order", ["in order", "shuffled"])
 @pytest.mark.parametrize("kind", TABLES)
@@ -232,9 +232,7 @@ def test_a_last_tile_of_whole_vectors(lq, lk, kind):
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_threads_that_begin_within_a_head(threads):
-    """Three sequences of two heads are six tasks; of three threads, the second has the end of one head and the begin
-    of the next.
-    """
+    """Three sequences of two heads are six tasks. The second of three threads ends one head and begins the next."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)

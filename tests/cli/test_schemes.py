@@ -56,7 +56,7 @@ def test_curve_draws_a_picture_and_its_numbers(tmp_path):
 def test_check_passes_and_fails_with_an_exit_code(monkeypatch):
     good = locant_command("check", "huang4:clip=3")
     assert good.exit_code == 0
-    assert good.output.count("✓") == 13
+    assert good.output.count("✓") == 14
 
     class Wrong(locant.Scheme):
         def parameter_count(self):

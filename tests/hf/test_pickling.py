@@ -118,12 +118,13 @@ def test_it_looks_like_a_method(kind):
         assert torch.equal(model(ids).last_hidden_state, output(model, input_ids=ids))  # arguments by position
 
 
-def test_mixed_precision_of_accelerate_can_be_removed():
+def test_mixed_precision_of_accelerate_can_be_removed(monkeypatch):
     """accelerate wraps the function of `model.forward` and later takes its wrappers off again."""
     accelerate = pytest.importorskip("accelerate")
+    monkeypatch.setattr(accelerate.state.AcceleratorState, "_shared_state", {})  # one precision for a whole process
     model, given = locant.swap(make("bert"), "tisa"), inputs("bert")
     before = output(model, **given)
-    accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+    accelerator = accelerate.Accelerator(mixed_precision="bf16")
     prepared = accelerator.prepare_model(model)
     assert not torch.equal(output(prepared, **given), before)
     assert torch.equal(output(accelerator.unwrap_model(prepared, keep_fp32_wrapper=False), **given), before)

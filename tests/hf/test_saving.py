@@ -205,6 +205,16 @@ def test_a_tampered_config(folder):
         locant.load(folder)
 
 
+def test_a_folder_of_an_older_locant_opens(folder):
+    """It lacks the entries that were added to plans since."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    plan = config["locant"]["locant"]
+    del plan["unlearned"], plan["stacks"][0]["native_count"]
+    path.write_text(json.dumps(config))
+    assert locant.native(locant.load(folder)).kind == "swapped"
+
+
 def test_pushing_while_saving_would_push_the_wrong_config(tmp_path):
     with pytest.raises(ValueError, match="save a swapped model first, then push it"):
         locant.swap(make("bert"), "tisa").save_pretrained(tmp_path, push_to_hub=True)

@@ -129,12 +129,18 @@ def test_a_model_of_the_hub(tmp_path, monkeypatch):
         ('[{"path": "../secret", "type": "sentence_transformers.models.Pooling"}]', "leads out of the folder"),
         ('[{"path": "/etc", "type": "sentence_transformers.models.Pooling"}]', "leads out of the folder"),
         ('[{"path": "C:\\\\x", "type": "sentence_transformers.models.Pooling"}]', "leads out of the folder"),
-        ('[{"path": "", "type": "custom_st.Transformer"}]', "custom_st.Transformer is code of that folder"),
+        ('[{"path": "", "type": "custom_st.Transformer"}]', "'custom_st.Transformer' is code of that folder"),
         ('[{"path": "9_Gone", "type": "sentence_transformers.models.Dense"}]', "9_Gone, which is missing"),
-        ('{"path": ""}', "must be a list of modules"),
+        (
+            '[{"path": "", "type": "sentence_transformers.models.Transformer"},'
+            ' {"path": "", "type": "sentence_transformers.models.Pooling"}]',
+            "a folder of its own",
+        ),
+        ('{"path": ""}', "expected a JSON list, got dict"),
+        ("[" * 100_000, "nested too deeply"),
         ('[{"type": "sentence_transformers.models.Pooling"}]', "must be a list of modules"),
         ("[]", "must be a list of modules"),
-        ("no json", "cannot be read"),
+        ("no json", "is damaged"),
     ],
 )
 def test_a_modules_file_that_cannot_be_copied_is_refused(tmp_path, modules, wrong):
@@ -144,3 +150,15 @@ def test_a_modules_file_that_cannot_be_copied_is_refused(tmp_path, modules, wron
     assert done.exit_code == 2
     assert wrong in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["secret", "folder"])
+def test_links_out_of_the_model_are_not_copied(tmp_path, name):
+    folder = Path(sentence_models.save(tmp_path / "model"))
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "folder").mkdir()
+    (folder / "1_Pooling" / "link").symlink_to(tmp_path / name)
+    done = locant_command("swap", folder, "alibi", "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert f"is a link to {tmp_path / name}" in done.stderr
+    assert not (tmp_path / "out" / "modules.json").exists()

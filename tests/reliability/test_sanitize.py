@@ -17,13 +17,24 @@ def require(check):
         pytest.skip(f"{reason}; returns when it is installed")
 
 
-@pytest.mark.parametrize(("instructions", "calls"), [(NATIVE, 40), (ANY_CPU, 20)], ids=["this CPU", "any CPU"])
+@pytest.mark.parametrize(("instructions", "calls"), [(NATIVE, 40), (ANY_CPU, 15)], ids=["this CPU", "any CPU"])
 def test_sanitizers_find_nothing(instructions, calls, tmp_path):
     """Random calls, every tensor in memory of exactly its size, against loops in double: see fused_fuzz.c."""
     require(ADDRESS)
     program = running.compile_driver(ADDRESS, instructions, tmp_path, ("-Og",))
     done = running.call(ADDRESS, program, 11, calls)
     assert running.finding_in(done) is None, done.stdout + done.stderr
+
+
+def test_threads_have_no_race(tmp_path):
+    """Within a call, whose threads begin in the middle of a head in call 18, and between six callers."""
+    require(THREAD)
+    program = running.compile_driver(THREAD, ANY_CPU, tmp_path, ("-Og",))
+    done = running.call(THREAD, program, 17, 3)
+    assert running.finding_in(done) is None, done.stdout + done.stderr
+    # openmp.c takes the place of libgomp, whose locks ThreadSanitizer does not see
+    listed = running.subprocess.run(["nm", "--undefined-only", program], capture_output=True, text=True, check=True)
+    assert not [line for line in listed.stdout.splitlines() if "GOMP" in line or "omp_" in line]
 
 
 @pytest.mark.parametrize("name", ["one position read beyond the last", "memory shared by all callers"])
@@ -80,11 +91,3 @@ def test_findings_end_with_exit_code_1(monkeypatch, tmp_path, capsys):
         "bad,5,1,,1,data race",
     ]
     assert "1 findings; 0 of 2 checks were not run" in capsys.readouterr().out
-
-
-def test_openmp_has_every_function_that_the_kernel_calls(tmp_path):
-    """Without libgomp: ThreadSanitizer would not see its locks."""
-    require(THREAD)
-    program = running.compile_driver(THREAD, ANY_CPU, tmp_path, ("-O0",))
-    listed = running.subprocess.run(["nm", "--undefined-only", program], capture_output=True, text=True, check=True)
-    assert not [line for line in listed.stdout.splitlines() if "GOMP" in line or "omp_" in line]

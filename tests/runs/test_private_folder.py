@@ -1,6 +1,9 @@
 """Folders in which only this user and root can have written."""
 
+import grp
 import os
+import pwd
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,8 +25,34 @@ def test_a_missing_folder_is_made_private(tmp_path):
     assert private_folder(made) == made
 
 
+@pytest.fixture
+def group_of(monkeypatch):
+    """Gives the group of every file a name and members. The user is called me."""
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me"))
+
+    def name(group, *members):
+        found = SimpleNamespace(gr_name=group, gr_mem=list(members))
+        monkeypatch.setattr(grp, "getgrgid", lambda gid: found)
+
+    return name
+
+
+def test_the_group_of_the_user_alone_is_not_others(group_of, tmp_path):
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it").chmod(0o775)
+    for members in ((), ("me",)):
+        group_of("me", *members)
+        assert private_folder(tmp_path / "it" / "below") == tmp_path / "it" / "below"
+        assert private_folder(tmp_path / "it") == tmp_path / "it"
+    for group, members in (("staff", ()), ("staff", ("me",)), ("me", ("me", "you"))):
+        group_of(group, *members)
+        with pytest.raises(PermissionError, match=f"other users can write in {tmp_path}/it"):
+            private_folder(tmp_path / "it")
+
+
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777, 0o720])
-def test_a_folder_that_others_can_write_is_refused(mode, tmp_path):
+def test_a_folder_that_others_can_write_is_refused(mode, group_of, tmp_path):
+    group_of("staff", "me", "you")
     (tmp_path / "it").mkdir()
     (tmp_path / "it").chmod(mode)
     with pytest.raises(PermissionError, match=f"other users can write in {tmp_path}/it"):

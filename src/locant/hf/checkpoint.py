@@ -45,10 +45,15 @@ class Weights:
         return max(sizes, default=self.size)
 
 
+def is_path(name: str) -> bool:
+    """Whether a string is a path, not a name of the hub: it begins with / . or ~, or has more than one slash."""
+    return Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+
+
 def check_name(name: str | Path, subfolder: str = "") -> None:
     """Raises ValueError if `name` is a path and there is no folder. Only a name such as "owner/model" goes to the hub.
 
-    A path is a Path, or a string that begins with / . or ~, or has more than one slash.
+    A path is a Path, or a string for which `is_path` holds.
     """
     folder, text = Path(name), str(name)
     if folder.is_dir():
@@ -56,7 +61,7 @@ def check_name(name: str | Path, subfolder: str = "") -> None:
             raise ValueError(f"{folder / subfolder} has no {CONFIG}: it is not the folder of a Hugging Face model")
     elif folder.exists():
         raise ValueError(f"{name} is not a folder; name the folder of a Hugging Face model")
-    elif isinstance(name, Path) or folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1:
+    elif isinstance(name, Path) or is_path(text):
         raise ValueError(f"there is no folder {name}")
 
 

@@ -50,8 +50,7 @@ class Read:
     @property
     def shift_invariant(self) -> bool:
         """Whether it makes no difference at which number the positions begin."""
-        schemes = [self.embed, *(self.layers or [])]
-        return all(scheme is None or scheme.shift_invariant for scheme in schemes)
+        return all(scheme is None or scheme.shift_invariant for scheme in [self.embed, *(self.layers or [])])
 
 
 class Mechanism(Protocol):

@@ -17,10 +17,12 @@ from locant.hf.families import family_of
 from locant.hf.plan import Plan, StackPlan
 from locant.runs.untrusted import shortened
 
-PLAN: dict[str, Any] = {"format": int, "impl": str, "keep_native": bool, "stacks": list}
-STACK: dict[str, Any] = {"path": str, "width": int, "embed": str | None, "layers": list}
+PLAN: dict[str, Any] = {"format": int, "impl": str, "keep_native": bool, "unlearned": bool, "stacks": list}
+STACK: dict[str, Any] = {"path": str, "width": int, "embed": str | None, "native_count": bool, "layers": list}
 LAYER: dict[str, Any] = {"module": str, "n_heads": int, "head_dim": int, "scheme": str, "same_as": str}
 """The entries of a plan, of a stack and of a layer, and their types."""
+LATER = {"unlearned", "native_count"}
+"""Entries that older folders do not have."""
 HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
 
 
@@ -60,13 +62,14 @@ def check_plan(data: Any, weights: Weights | None) -> None:
 
 
 def _check_entries(data: Any, expected: dict[str, Any], where: str) -> None:
-    if not isinstance(data, dict) or data.keys() != expected.keys():
+    if not isinstance(data, dict) or not expected.keys() - LATER <= data.keys() <= expected.keys():
         got = f"those of {shortened(sorted(data))}" if isinstance(data, dict) else shortened(data)
         raise ValueError(f"{CONFIG}: {where} must have the entries {', '.join(expected)}; got {got}")
-    for name, kind in expected.items():
-        if not isinstance(data[name], kind) or (kind is int and isinstance(data[name], bool)):
+    for name, value in data.items():
+        kind = expected[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             wanted = getattr(kind, "__name__", str(kind))
-            raise ValueError(f"{CONFIG}: {name} of {where} must be {wanted}, got {shortened(data[name])}")
+            raise ValueError(f"{CONFIG}: {name} of {where} must be {wanted}, got {shortened(value)}")
 
 
 def _check_sizes(layer: dict[str, Any], weights: Weights | None, where: str) -> None:

@@ -7,8 +7,10 @@ and adds mean pooling. So a folder with a changed transformer needs a copy of ev
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -17,8 +19,10 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from transformers import PreTrainedModel
 
+from locant.hf.checkpoint import is_path
 from locant.hf.facts import maximum_length
-from locant.runs import files
+from locant.runs import files, untrusted
+from locant.runs.untrusted import shortened
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
@@ -53,8 +57,10 @@ class SentenceFolder:
 
     def settings(self, kind: str) -> dict[str, Any]:
         """Returns config.json of the first module of a kind."""
-        found: dict[str, Any] = _read(self.root / self.modules[self.kinds.index(kind)]["path"] / "config.json")
-        return found
+        path = self.root / self.modules[self.kinds.index(kind)]["path"] / "config.json"
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; copy or download the whole model")
+        return untrusted.read_json(path)
 
     def copy_to(self, out: Path, model: PreTrainedModel) -> None:
         """Copies everything but the transformer into the folder of a swapped model, and raises `max_seq_length`.
@@ -62,12 +68,14 @@ class SentenceFolder:
         The transformer is in the root of `out`, wherever it was.
         """
         for module in self.modules[1:]:
-            if (self.root / module["path"]).is_dir():  # a module without files may have no folder
-                shutil.copytree(self.root / module["path"], out / module["path"], dirs_exist_ok=True)
+            for path in _files(self.root / module["path"], self.root):
+                copy = out / path.relative_to(self.root)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
         if (self.root / PROMPTS).is_file():
             shutil.copy(self.root / PROMPTS, out / PROMPTS)
         for path in (self.root / self.modules[0]["path"]).glob(LENGTHS):
-            files.write_json(out / path.name, _with_length(_read(path), model))
+            files.write_json(out / path.name, _with_length(untrusted.read_json(path), model))
         first, *rest = self.modules
         files.write(out / MODULES, json.dumps([{**first, "path": ""}, *rest], indent=2) + "\n")
 
@@ -103,7 +111,7 @@ def _root(name: str) -> Path | None:
         if (parent / MODULES).is_file() and _checked(parent / MODULES)[0]["path"] == folder.resolve().name:
             return parent
         return None
-    if not name or folder.is_absolute():
+    if not name or is_path(name):
         return None
     try:
         return Path(hf_hub_download(name, MODULES)).parent
@@ -120,30 +128,44 @@ def _root(name: str) -> Path | None:
 
 def _checked(path: Path) -> tuple[dict[str, Any], ...]:
     """The entries of modules.json; raises ValueError where they cannot be copied safely."""
-    modules = _read(path)
-    if not isinstance(modules, list) or not modules or not all(_is_module(module) for module in modules):
+    modules = untrusted.read_list(path)
+    if not modules or not all(_is_module(module) for module in modules):
         raise ValueError(f"{path} must be a list of modules, each with a type and a path; download the model again")
     for module in modules:
         place, kind = module["path"], module["type"]
         if PureWindowsPath(place).anchor or PurePosixPath(place).is_absolute() or ".." in PureWindowsPath(place).parts:
-            raise ValueError(f"{path}: the path {place!r} leads out of the folder; expected a folder inside of it")
+            raise ValueError(
+                f"{path}: the path {shortened(place)} leads out of the folder; expected a folder inside of it"
+            )
         if not kind.startswith(OWN):
             raise ValueError(
-                f"{path}: {kind} is code of that folder, which locant neither runs nor copies; open the transformer "
-                f"with AutoModel, call locant.swap, and save it with save_pretrained"
+                f"{path}: {shortened(kind)} is code of that folder, which locant neither runs nor copies; open the "
+                f"transformer with AutoModel, call locant.swap, and save it with save_pretrained"
             )
-    return tuple({**module, "path": "" if module["path"] == "." else module["path"]} for module in modules)
+    places = ["" if module["path"] == "." else module["path"] for module in modules]
+    if "" in places[1:] or len(set(places)) < len(places):  # copying a module must not touch the transformer
+        raise ValueError(f"{path}: each module needs a folder of its own; got the paths {shortened(places)}")
+    return tuple({**module, "path": place} for module, place in zip(modules, places, strict=True))
 
 
 def _is_module(module: Any) -> bool:
     return isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("path", "type"))
 
 
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise ValueError(f"{path} cannot be read ({problem}); download the model again") from None
+def _files(folder: Path, root: Path) -> Iterator[Path]:
+    """Yields the files of a module. ValueError for a link out of the model, a pipe or a device.
+
+    In the cache of the hub, files are links to a folder beside the snapshots.
+    """
+    within = (root.resolve(), root.resolve().parent.parent / "blobs")
+    for base, folders, names in os.walk(folder):
+        for path in (Path(base, name) for name in (*folders, *names)):
+            inside = any(path.resolve().is_relative_to(place) for place in within)
+            if not inside or (path.is_symlink() and path.is_dir()):
+                raise ValueError(f"{path} is a link to {path.resolve()}; put the files themselves there")
+        for path in (Path(base, name) for name in names):
+            untrusted.size_of(path)
+            yield path
 
 
 def _with_length(settings: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:

@@ -4,7 +4,7 @@ What is loaded from a folder of another user runs as this one. So a folder is us
 the rule of OpenSSH's strict mode: every folder and symbolic link from the root on belongs to this user or to root, and
 no other user can write there. A sticky folder such as /tmp may be on the way, because nobody can replace the files of
 others in it; what follows it must again be this user's. The folder itself must belong to this user. A group counts as
-other users.
+other users, unless it is the user's own: many systems give every user a group of the same name and the umask 002.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def private_folder(folder: Path) -> Path:
         raise NotADirectoryError(f"{real} is not a folder")
     if found.st_uid != os.geteuid():
         raise PermissionError(f"{real} belongs to another user ({found.st_uid})")
-    if found.st_mode & OTHERS_WRITE:
+    if _others_write(found):
         raise PermissionError(_writable(real))
     return real
 
@@ -72,9 +72,27 @@ def _check(path: Path) -> None:
     found = os.lstat(path)
     if found.st_uid not in (0, os.geteuid()):
         raise PermissionError(f"{path} belongs to another user ({found.st_uid})")
-    shared = not stat.S_ISLNK(found.st_mode) and found.st_mode & OTHERS_WRITE
+    shared = not stat.S_ISLNK(found.st_mode) and _others_write(found)
     if shared and not found.st_mode & stat.S_ISVTX:
         raise PermissionError(_writable(path))
+
+
+def _others_write(found: os.stat_result) -> bool:
+    """Whether a user other than the owner can write in a folder."""
+    by_group = bool(found.st_mode & stat.S_IWGRP) and not _is_own_group(found.st_gid)
+    return by_group or bool(found.st_mode & stat.S_IWOTH)
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether a group has the name of this user and no other member."""
+    import grp  # neither is on Windows, where this file is imported and not used
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:  # a user or group without a name
+        return False
+    return found.gr_name == user and set(found.gr_mem) <= {user}
 
 
 def _writable(path: Path) -> str:

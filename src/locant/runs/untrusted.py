@@ -25,23 +25,39 @@ def size_of(path: Path) -> int:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file; ValueError if there is something else in it."""
+    return parse_object(_content(path), str(path))
+
+
+def read_list(path: Path) -> list[Any]:
+    """Returns the list in a JSON file; ValueError if there is something else in it."""
+    found = _parse(_content(path), str(path))
+    if not isinstance(found, list):
+        raise ValueError(f"{path} is damaged: expected a JSON list, got {type(found).__name__}")
+    return found
+
+
+def _content(path: Path) -> bytes:
     size = size_of(path)
     if size > LARGEST_JSON:
         raise ValueError(f"{path} has {size:,} bytes; a JSON file may have {LARGEST_JSON:,}")
-    return parse_object(path.read_bytes(), str(path))
+    return path.read_bytes()
 
 
 def parse_object(content: bytes, name: str) -> dict[str, Any]:
     """Returns the JSON object in `content`; ValueError, which calls it `name`, if it is anything else."""
+    found = _parse(content, name)
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} is damaged: expected a JSON object, got {type(found).__name__}")
+    return found
+
+
+def _parse(content: bytes, name: str) -> Any:
     try:
-        found = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
+        return json.loads(content.decode("utf-8"), object_pairs_hook=_object)
     except RecursionError:
         raise ValueError(f"{name} is damaged: its JSON is nested too deeply") from None
     except ValueError as problem:  # not JSON, not UTF-8, a number with thousands of digits, or a name twice
         raise ValueError(f"{name} is damaged: {problem}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} is damaged: expected a JSON object, got {type(found).__name__}")
-    return found
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
