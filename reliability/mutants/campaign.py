@@ -8,12 +8,11 @@ from pathlib import Path
 from reliability.mutants import results
 from reliability.mutants.mapping import Reach, names, statement_lines, tests_of
 from reliability.mutants.mutant import Mutant, digest
-from reliability.mutants.reasons import reason_of
 from reliability.mutants.results import Results
-from reliability.mutants.runner import SURVIVED, Tests
+from reliability.mutants.runner import Tests
 
-QUICK, THOROUGH = 3.0, 25.0
-"""CPU seconds of tests that every mutant meets at most, and that those meet which no test has noticed until then."""
+SECONDS = 25.0
+"""CPU seconds of tests that a mutant meets at most."""
 KERNEL = "src/locant/attention/fused.py"
 """Tests that run this file run the C kernel."""
 
@@ -30,38 +29,22 @@ def run(root: Path, mutants: Iterable[Mutant], kept: Results) -> None:
             continue
         print(f"{len(waiting)} of {len(members)} mutants, tests: {', '.join(paths)}", flush=True)
         with Tests(root, paths) as tests:
-            order = Order(root, tests.reach)
-            _first_tests(tests, order, [mutant for mutant in waiting if kept.get(mutant) is None], kept)
-            _all_tests(tests, order, [mutant for mutant in waiting if unfinished(kept, mutant)], kept)
+            _run_group(tests, Order(root, tests.reach), waiting, kept)
 
 
 def unfinished(kept: Results, mutant: Mutant) -> bool:
-    """Whether a mutant has no result yet. One with a reason needs no more than the first tests."""
-    found = kept.get(mutant)
-    return found is None or (found.status == results.OPEN and reason_of(mutant) is None)
+    """Whether a mutant has no result yet."""
+    return kept.get(mutant) is None
 
 
-def _first_tests(tests: Tests, order: Order, mutants: Sequence[Mutant], kept: Results) -> None:
+def _run_group(tests: Tests, order: Order, mutants: Sequence[Mutant], kept: Results) -> None:
     for count, mutant in enumerate(mutants, 1):
-        quick, _ = order.split(mutant)
-        outcome = tests.judge(mutant, quick, order.imported(mutant))
-        kept.add(mutant, results.OPEN if outcome.status == SURVIVED else outcome.status, outcome.by)
+        outcome = tests.judge(mutant, order.tests(mutant), order.imported(mutant))
+        kept.add(mutant, outcome.status, outcome.by)
         order.learn(mutant, outcome.by)
         if count % 50 == 0 or count == len(mutants):
             noticed = sum(kept.by_key[each.key].status in results.FOUND for each in mutants[:count])
             print(f"  {count} of {len(mutants)} mutants, {noticed} noticed", flush=True)
-
-
-def _all_tests(tests: Tests, order: Order, mutants: Sequence[Mutant], kept: Results) -> None:
-    for count, mutant in enumerate(mutants, 1):
-        _, thorough = order.split(mutant)
-        if thorough:
-            outcome = tests.judge(mutant, thorough, order.imported(mutant))
-            kept.add(mutant, outcome.status, outcome.by)
-            order.learn(mutant, outcome.by)
-        else:
-            kept.add(mutant, results.SURVIVED, "")
-        print(f"  {count} of {len(mutants)} again: {kept.by_key[mutant.key].status} {mutant.key}", flush=True)
 
 
 class Order:
@@ -80,24 +63,18 @@ class Order:
                 known.remove(test)
             known.insert(0, test)
 
-    def split(self, mutant: Mutant) -> tuple[list[str], list[str]]:
-        """The tests that reach a mutant: the first ones, up to QUICK seconds, and the others, up to THOROUGH."""
+    def tests(self, mutant: Mutant) -> list[str]:
+        """The tests that reach a mutant, up to SECONDS, those first that have noticed others of the same function."""
         reaching = self._reaching(mutant)
         killers = [test for test in self.killers.get(f"{mutant.path}:{mutant.function}", ())[:5] if test in reaching]
         ordered = [*killers, *(test for test in self.reach.ordered(reaching, mutant.path) if test not in killers)]
-        quick: list[str] = []
-        thorough: list[str] = []
+        chosen: list[str] = []
         total = 0.0
         for test in ordered:
-            seconds = self.reach.seconds[test]
-            if total + seconds <= QUICK or not quick:
-                quick.append(test)
-            elif total + seconds <= THOROUGH:
-                thorough.append(test)
-            else:
-                continue
-            total += seconds
-        return quick, thorough
+            if not chosen or total + self.reach.seconds[test] <= SECONDS:
+                chosen.append(test)
+                total += self.reach.seconds[test]
+        return chosen
 
     def imported(self, mutant: Mutant) -> bool:
         """Whether the mutant must be in place when the library is imported: its line runs then."""

@@ -90,7 +90,7 @@ class Reach:
         for test in sorted(tests, key=lambda test: (not names(test, path), self.seconds[test], test)):
             by_function.setdefault(test.partition("[")[0], []).append(test)
         ranked = [
-            (index, not test.startswith(own), self.seconds[test], test)
+            (index // 4 if names(test, path) else index, not test.startswith(own), self.seconds[test], test)
             for each in by_function.values()
             for index, test in enumerate(each)
         ]

@@ -12,8 +12,8 @@ from reliability.mutants.mutant import Mutant
 FILE = "reliability/results/mutants.csv"
 COLUMNS = ("mutant", "status", "killed by", "change")
 
-KILLED, TIMEOUT, SURVIVED, UNREACHED, OPEN = "killed", "timeout", "survived", "unreached", "open"
-"""`unreached`: no test runs the line. `open`: the first tests have not noticed it; the others have not run yet."""
+KILLED, TIMEOUT, SURVIVED, UNREACHED = "killed", "timeout", "survived", "unreached"
+"""`unreached`: no test runs the line."""
 FOUND = (KILLED, TIMEOUT)
 
 
