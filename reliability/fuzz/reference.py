@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests import oracles
 from torch import Tensor
+
+from tests import oracles
 
 Params = dict[str, Tensor]
 Options = dict[str, Any]

@@ -39,9 +39,8 @@ def template(kind: str, spec: str = "", keep_native: bool = False) -> Path:
     """A folder with a tiny model, swapped if there is a spec. It is made once and copied for each case."""
     import tempfile
 
-    from tests.hf_models import make
-
     import locant
+    from tests.hf_models import make
 
     folder = Path(tempfile.mkdtemp(prefix="hostile-"))
     model = make(kind)

@@ -11,13 +11,12 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests import bert, words
-from tests.experiments import processes
-
 from locant.experiments.comparison import open_folder, where
 from locant.report.comparison import PAGE, TABLES, comparison_page, write_comparison_page
 from locant.report.page import write_page
 from locant.runs import files, run_folder
+from tests import bert, words
+from tests.experiments import processes
 
 STEPS = 40
 TIMES = ("seconds", "seconds_per_step", "memory_mb")

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reliability.fuzz import Case, draw, run
-from reliability.fuzz.__main__ import main, reproducer
-from reliability.fuzz.campaign import Counts, Ran, run_block
-from reliability.fuzz.check import COMPARED, FAILED, REFUSED
-from reliability.fuzz.shrink import shrink
-from reliability.fuzz.specs import OPTIONS
 
 import locant
 from locant.attention import fused, request, tables
 from locant.attention.build import build
 from locant.schemes import table
 from locant.schemes.base import Scheme
+from reliability.fuzz import Case, draw, run
+from reliability.fuzz.__main__ import main, reproducer
+from reliability.fuzz.campaign import Counts, Ran, run_block
+from reliability.fuzz.check import COMPARED, FAILED, REFUSED
+from reliability.fuzz.shrink import shrink
+from reliability.fuzz.specs import OPTIONS
 
 SEED, BLOCK = 17, 250
 needs_kernel = pytest.mark.skipif(

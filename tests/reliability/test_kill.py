@@ -4,10 +4,10 @@ import json
 import shutil
 
 import pytest
-from reliability.kill.outcome import SAME, Case, judged, summary
-from reliability.kill.subjects import Compare
 
 from locant.report.comparison import write_comparison_page
+from reliability.kill.outcome import SAME, Case, judged, summary
+from reliability.kill.subjects import Compare
 from tests import comparisons
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+
+from locant.schemes.base import DIMS
 from reliability.fuzz import reference
 from reliability.fuzz.inputs import parts_of
 from reliability.fuzz.reference import Arithmetic, Part, Problem
-
-from locant.schemes.base import DIMS
 from tests import cases, oracles
 
 SUMS = [

@@ -1,11 +1,11 @@
 """The kernel under sanitizers, in short; `make sanitize` runs more calls and more checks."""
 
 import pytest
+
+from locant.attention import build
 from reliability.sanitize import __main__ as sanitize
 from reliability.sanitize import broken, checks, python_threads, running
 from reliability.sanitize.checks import ADDRESS, AVX512, MEMCHECK, NATIVE, THREAD, Build
-
-from locant.attention import build
 
 ANY_CPU = checks.Instructions("any CPU", ())
 MISTAKES = {mistake.name: mistake for mistake in broken.MISTAKES}
