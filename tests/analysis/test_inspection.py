@@ -238,7 +238,7 @@ def test_errors_come_before_the_model_is_opened(folder, tmp_path, monkeypatch):
         ([folder, "-o", tmp_path / "page"], "and a file has that name"),
         ([folder, "--compare", tmp_path / "nowhere"], f"there is no folder {tmp_path / 'nowhere'}"),
         ([folder, "--compare", tmp_path / "bare"], "bare has no config.json"),
-        ([tmp_path / "broken"], "broken: its config.json is not JSON"),
+        ([tmp_path / "broken"], "config.json is damaged: Expecting property name"),
         ([tmp_path / "file"], "file is a file; name the folder"),
         (["./nowhere"], "there is no folder ./nowhere"),
         ([folder, "--text", tmp_path / "none.txt"], "No such file"),

@@ -76,6 +76,7 @@ def test_in_wrappers():
 
 OPEN = """
 import sys, torch
+torch.set_num_threads(int(sys.argv[2]))  # the same bits
 model, given, before = torch.load(sys.argv[1], weights_only=False)
 with torch.no_grad():
     assert torch.equal(model(**given).last_hidden_state, before)
@@ -86,7 +87,7 @@ with torch.no_grad():
 def test_in_another_process_that_did_not_import_locant(tmp_path):
     model, given = locant.swap(make("modernbert"), "sinusoidal"), inputs("modernbert")
     torch.save((model, given, output(model, **given)), tmp_path / "model.pt")
-    subprocess.run([sys.executable, "-c", OPEN, tmp_path / "model.pt"], check=True)
+    subprocess.run([sys.executable, "-c", OPEN, tmp_path / "model.pt", str(torch.get_num_threads())], check=True)
 
 
 def test_a_cache_keeps_the_positions_of_its_rows():

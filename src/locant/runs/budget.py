@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from locant.runs.untrusted import shortened
+
 SECONDS = {"h": 3600, "m": 60, "s": 1}
 PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(steps?|h|hours?|m|min|minutes?|s|sec|seconds?)\s*")
 
@@ -24,7 +26,7 @@ class Budget:
         """Reads 10min, 90s, 2h or 2000steps."""
         match = PATTERN.fullmatch(text) if isinstance(text, str) else None
         if match is None or not 0 < float(match[1]) < LARGEST:
-            raise ValueError(f"a budget must look like '10min', '90s', '2h' or '2000steps'; got {text[:40]!r}")
+            raise ValueError(f"a budget must look like '10min', '90s', '2h' or '2000steps'; got {shortened(text, 40)}")
         amount, unit = float(match[1]), match[2]
         if not unit.startswith("step"):
             return cls(seconds=amount * SECONDS[unit[0]])
