@@ -239,7 +239,7 @@ def test_errors_come_before_the_model_is_opened(folder, tmp_path, monkeypatch):
         ([folder, "--compare", tmp_path / "nowhere"], f"there is no folder {tmp_path / 'nowhere'}"),
         ([folder, "--compare", tmp_path / "bare"], "bare has no config.json"),
         ([tmp_path / "broken"], "config.json is damaged: Expecting property name"),
-        ([tmp_path / "file"], "file is a file; name the folder"),
+        ([tmp_path / "file"], "file is not a folder; name the folder"),
         (["./nowhere"], "there is no folder ./nowhere"),
         ([folder, "--text", tmp_path / "none.txt"], "No such file"),
     ):
