@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SIZE = 64 * 2**20
@@ -35,7 +35,8 @@ class Disk:
         about = os.statvfs(self.folder)
         size = about.f_bavail * about.f_frsize - left
         if size > 0:
-            with self.filler.open("wb") as file:
+            # The command goes on writing: the disk may be full before the file has its size.
+            with self.filler.open("wb") as file, suppress(OSError):
                 os.posix_fallocate(file.fileno(), 0, size // about.f_frsize * about.f_frsize)
 
     def free(self) -> None:
