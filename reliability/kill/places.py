@@ -6,11 +6,11 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-SIZE = 64 * 2**20
-"""Bytes of the small disk."""
+SIZE, BLOCK = 2**26, 2**12
+"""Bytes of the small disk, and of its blocks."""
 
 
 def can_mount(folder: Path) -> bool:
@@ -31,17 +31,35 @@ class Disk:
         self.folder, self.filler = folder, folder / "filler"
 
     def fill(self, left: int) -> None:
-        """Fills the disk up to `left` bytes."""
+        """Fills the disk up to `left` bytes, by ever smaller parts.
+
+        The command writes at the same time. A part for which there is no room any more is not written at all.
+        """
+        part, size = SIZE, 0
+        with self.filler.open("wb") as file:
+            while part >= BLOCK:
+                if self.available() < left + part or not _extended(file.fileno(), size, part):
+                    part //= 2
+                else:
+                    size += part
+
+    def available(self) -> int:
+        """Returns the free bytes."""
         about = os.statvfs(self.folder)
-        size = about.f_bavail * about.f_frsize - left
-        if size > 0:
-            # The command goes on writing: the disk may be full before the file has its size.
-            with self.filler.open("wb") as file, suppress(OSError):
-                os.posix_fallocate(file.fileno(), 0, size // about.f_frsize * about.f_frsize)
+        return about.f_bavail * about.f_frsize
 
     def free(self) -> None:
         """Gives the space back."""
         self.filler.unlink(missing_ok=True)
+
+
+def _extended(file: int, size: int, part: int) -> bool:
+    """Adds a part to a file of a size; returns whether there was room."""
+    try:
+        os.posix_fallocate(file, size, part)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
