@@ -110,7 +110,7 @@ def _beyond_torch(case: Case, given: Inputs, parts: list[tuple[Part, list[str]]]
     """
     growth = sum(reference.xpos_growth(part.options, *given.positions) for part, _ in parts if part.name == "xpos")
     later = (given.positions[1][:, None, :] > given.positions[0][:, :, None])[:, None] & given.visible
-    return case.impl in ("sdpa", "auto") and growth > LARGE_GROWTH and bool(later.any())
+    return case.impl == "sdpa" and growth > LARGE_GROWTH and bool(later.any())
 
 
 def _worst(outcomes: Iterable[Outcome]) -> Outcome:

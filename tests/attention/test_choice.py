@@ -1,5 +1,7 @@
 """The choice of a back end: every rule of `locant.attention.choice`."""
 
+import copy
+
 import pytest
 import torch
 
@@ -134,3 +136,25 @@ def test_pairs_and_gaps():
     for impl in ("fused", "flex"):
         with pytest.raises(ValueError, match=f"impl='{impl}' cannot do this: positions with large gaps"):
             chosen("tisa", k_pos=gaps, impl=impl)
+
+
+@pytest.mark.parametrize("spec", ["xpos", "xpos+alibi", "rope+xpos"])
+def test_auto_keeps_the_gradients_of_large_logits(spec):
+    """Keys far in the future of a query have logits of 1e5 and more; torch's backward pass loses their differences."""
+    scheme = cases.build(spec).float()
+    pos = torch.cat([torch.arange(6), torch.arange(6) + 5000])
+    inputs = cases.tensors(lq=12, lk=12, dtype=torch.float32)
+    grads = {}
+    for impl, dtype in (("auto", torch.float32), ("eager", torch.float64)):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        out = locant.attend(*leaves, copy.deepcopy(scheme).to(dtype), q_pos=pos, k_pos=pos, impl=impl)
+        grads[impl] = torch.autograd.grad(out.sin().sum(), leaves)
+    for ours, truth in zip(grads["auto"], grads["eager"], strict=True):
+        assert (ours.double() - truth).abs().max() < 1e-4 * truth.abs().max()
+
+
+def test_auto_takes_sdpa_for_xpos_only_if_causal():
+    assert chosen("xpos", causal=True) == "sdpa"
+    assert chosen("xpos") != "sdpa"
+    assert chosen("xpos", dtype=torch.float64) == "eager"
+    assert chosen("xpos", lq=1, dtype=torch.float64) == "eager"

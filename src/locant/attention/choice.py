@@ -20,6 +20,9 @@ Back ends:
     3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
        CUDA devices; `sdpa`, `eager` elsewhere.
 
+`auto` never takes `sdpa` for a scheme that grows towards the future (xpos) unless attention is causal: torch's backward
+pass computes exp(logit − log-sum), which has no correct digit for logits of 1e7 in float32.
+
 In short: on a CPU with gradients, a call with terms goes to `fused`, except decoding with a bias alone and calls that
 `fused` does not support.
 
@@ -84,12 +87,22 @@ def _choose_automatically(request: Request) -> Backend:
     if cheap_for_sdpa(request):
         return BACKENDS["sdpa"]
     order = AUTO.get(request.q.device.type, AUTO_ELSEWHERE)
-    return next(BACKENDS[name] for name in order if BACKENDS[name].unsupported(request) is None)
+    able = [name for name in order if BACKENDS[name].unsupported(request) is None]
+    return BACKENDS[next(name for name in able if name != "sdpa" or not _too_large_for_sdpa(request))]
+
+
+def _too_large_for_sdpa(request: Request) -> bool:
+    """Whether visible logits may be so large that the backward pass of torch's kernel loses their differences."""
+    return request.scheme.grows and not request.causal
 
 
 def cheap_for_sdpa(request: Request) -> bool:
     """Whether positions cost `sdpa` little: rule 2 of `impl="auto"`."""
-    if sdpa_unsupported(request) is not None or request.terms.used() not in ((), ("bias",)):
+    if (
+        sdpa_unsupported(request) is not None
+        or _too_large_for_sdpa(request)
+        or request.terms.used() not in ((), ("bias",))
+    ):
         return False
     has_bias = bool(request.terms.used())
     if request.decoding:

@@ -50,6 +50,9 @@ class Scheme(nn.Module):
     planes: tuple[str, int] | None = None
     """For a scheme that rotates: which pairs of coordinates. Rotations of the same pairs commute."""
 
+    grows: bool = False
+    """For a scheme that rotates: it also multiplies by factors that grow towards the future, so logits may be huge."""
+
     cacheable: ClassVar[bool] = False
     """`terms` depends on the parameters, buffers and plain attributes of the scheme alone, so attention may cache it.
 

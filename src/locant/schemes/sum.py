@@ -38,6 +38,7 @@ class Sum(Scheme):
         self.shift_invariant = all(part.shift_invariant for part in flat) and not mixed and not tangled
         self.pairwise = all(part.pairwise for part in flat) and not tangled
         self.incremental = all(part.incremental for part in flat) and not tangled
+        self.grows = any(part.grows for part in flat)
         self.max_length = min((part.max_length for part in flat if part.max_length is not None), default=None)
 
     def schemes(self) -> list[Scheme]:

@@ -23,6 +23,8 @@ from locant.schemes.sinusoidal import frequencies
 class Xpos(Scheme):
     """Rotary positions with decay. Parameters: 0."""
 
+    grows = True
+
     def __init__(
         self,
         *,
