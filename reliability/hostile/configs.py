@@ -65,7 +65,7 @@ for kind, name, says in [
 for name, says in [
     ("vocab_size", "word_embeddings"),
     ("num_hidden_layers", "num_hidden_layers"),
-    ("hidden_size", "numbers"),
+    ("hidden_size", "head_dim of encoder.layer.0.attention.self"),
     ("max_position_embeddings_before_locant", "position_ids"),
 ]:
     CASES.add(

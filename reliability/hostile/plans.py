@@ -58,6 +58,8 @@ FIELDS = [
     ("n_heads as text", setting("4", *LAYER, "n_heads"), "n_heads of layer 0 of stack 0 must be int"),
     ("n_heads true", setting(True, *LAYER, "n_heads"), "n_heads of layer 0 of stack 0 must be int"),
     ("n_heads of another model", setting(2, *LAYER, "n_heads"), "n_heads of encoder.layer.0.attention.self is 2"),
+    ("head_dim of another model", setting(3, *LAYER, "head_dim"), "head_dim of encoder.layer.0.attention.self is 3"),
+    ("width of another model", setting(16, *STACK, "width"), "width of a stack is 16"),
     ("width of a billion", setting(10**9, *STACK, "width"), "width of layer 0"),
     ("width missing", without(*STACK, "width"), "must have the entries path, width"),
     ("another format", setting(2, *PLAN, "format"), "written by a newer locant"),

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from locant.attention import BACKENDS
 from locant.hf.checkpoint import CONFIG, Weights
 from locant.hf.families import family_of
-from locant.hf.plan import Plan, StackPlan
+from locant.hf.plan import Attention, Plan, StackPlan
 from locant.runs.untrusted import shortened
 
 PLAN: dict[str, Any] = {"format": int, "impl": str, "keep_native": bool, "unlearned": bool, "stacks": list}
@@ -24,6 +24,8 @@ LAYER: dict[str, Any] = {"module": str, "n_heads": int, "head_dim": int, "scheme
 LATER = {"unlearned", "native_count"}
 """Entries that older folders do not have."""
 HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
+HEAD_DIMS = ("head_dim", "attention_head_size", "key_value_proj_dim")
+"""Attributes of attention modules: the size of a head."""
 
 
 def check_plan(data: Any, weights: Weights | None) -> None:
@@ -95,6 +97,11 @@ def check_fits(plan: Plan, model: PreTrainedModel) -> None:
     for stack in plan.stacks:
         _check_layers(stack, names)
         _check_heads(stack, base.get_submodule(stack.path))
+        for attention in stack.attentions:
+            _check_head_dim(attention, base.get_submodule(attention.name))
+        width = family.mechanism.width(base.get_submodule(stack.path))
+        if stack.width != width:
+            raise ValueError(f"{CONFIG}: width of a stack is {stack.width} in the plan; the model has {width}")
 
 
 def _check_layers(stack: StackPlan, names: list[str]) -> None:
@@ -119,6 +126,15 @@ def _check_heads(stack: StackPlan, module: nn.Module) -> None:
                 f"{CONFIG}: n_heads of {attention.name} is {attention.n_heads} in the plan; the model has "
                 f"{' or '.join(map(str, sorted(known)))}"
             )
+
+
+def _check_head_dim(attention: Attention, module: nn.Module) -> None:
+    known = {size for name in HEAD_DIMS if isinstance(size := getattr(module, name, None), int)}
+    if known and attention.head_dim not in known:
+        raise ValueError(
+            f"{CONFIG}: head_dim of {attention.name} is {attention.head_dim} in the plan; the model has "
+            f"{' or '.join(map(str, sorted(known)))}"
+        )
 
 
 def _without_numbers(name: str) -> str:
