@@ -61,6 +61,7 @@ def main() -> None:
             found.append(outcome)
             cells = row(outcome)
             table.writerow(cells)
+            file.flush()  # a run that is stopped keeps its rows
             print(f"{cells['check']:70} {cells['calls']:>7} calls {cells['seconds']:>5} s  {cells['what']}", flush=True)
     findings, skipped = sum(len(x.findings) for x in found), sum(bool(x.not_run) for x in found)
     print(f"{findings} findings; {skipped} of {len(found)} checks were not run")
