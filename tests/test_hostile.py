@@ -18,7 +18,7 @@ from reliability.hostile.case import Case
 
 def refuse(folder): raise ValueError("no")
 def burn(folder):
-    end = time.process_time() + 0.4
+    end = time.process_time() + 1.2
     while time.process_time() < end: pass
     refuse(folder)
 
@@ -30,7 +30,7 @@ wrong = [
     Case("code", "", lambda folder: [os.mkdir("was-run"), refuse(folder)]), Case("refused", "no", refuse),
 ]
 limits = hostile.SECONDS, hostile.BYTES, hostile.PATIENCE
-hostile.SECONDS, hostile.BYTES, hostile.PATIENCE = 0.3, 2**26, 2.0
+hostile.SECONDS, hostile.BYTES, hostile.PATIENCE = 1.0, 2**26, 5.0
 print(json.dumps([asdict(outcome) for outcome in hostile.run(wrong)]), flush=True)
 hostile.SECONDS, hostile.BYTES, hostile.PATIENCE = limits
 hostile.main()
@@ -62,7 +62,7 @@ def test_what_is_not_refused_is_noticed(outcomes):
     assert "nothing was refused" in problems["accepted"]
     assert "KeyError" in problems["not in words"]
     assert "does not say 'yes'" in problems["other words"]
-    assert "it took 0." in problems["slow"]
+    assert problems["slow"].endswith(" s")
     assert "MiB" in problems["large"]
     assert "blocked" in problems["blocked"]
     assert "died" in problems["dead"]

@@ -129,9 +129,9 @@ def _problem(case: Case, kind: str, message: str, seconds: float, grown: int) ->
         return f"the refusal does not say {case.says!r}"
     if "MemoryError" in message or "allocate memory" in message:
         return "it ran out of memory"
-    if seconds > SECONDS:
-        return f"it took {seconds:.1f} s"
-    return f"it took {grown / 2**20:.0f} MiB" if grown > BYTES else ""
+    slow = [f"it took {seconds:.1f} s"] if seconds > SECONDS else []
+    large = [f"it took {grown / 2**20:.0f} MiB"] if grown > BYTES else []
+    return ", ".join(slow + large)
 
 
 def main() -> None:
