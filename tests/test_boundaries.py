@@ -2,7 +2,7 @@
 
 terms ← schemes ← notation ← spec ← attention ← testing
                                         ↑
-                            runs       hf ← analysis ← { adaptation, experiments } ← report ← cli
+                            runs       hf ← analysis ← { adaptation, experiments } ← papers ← report ← cli
 
 A ← B means: B may import A.
 """
@@ -31,8 +31,9 @@ MAY_IMPORT = {
     "analysis": FOUNDATION | {"hf"},
     "adaptation": MODELS,
     "experiments": MODELS,
-    "report": MODELS | {"adaptation", "experiments"},
-    "cli": MODELS | {"adaptation", "experiments", "report", "testing"},
+    "papers": MODELS | {"adaptation", "experiments"},
+    "report": MODELS | {"adaptation", "experiments", "papers"},
+    "cli": MODELS | {"adaptation", "experiments", "papers", "report", "testing"},
 }
 """Each package or module of locant, and the others it may import. The root `__init__` may import all."""
 
@@ -58,6 +59,9 @@ LAZY = {
     ("cli", "*"): "start-up time: `locant COMMAND --help` must not import torch",
     ("experiments", "experiments"): "start-up time: `locant compare` reads its options before transformers is imported",
     ("experiments", "hf"): "start-up time: the same",
+    ("papers", "adaptation"): "start-up time: `locant reproduce` reads its options before transformers is imported",
+    ("papers", "analysis"): "start-up time: the same",
+    ("papers", "hf"): "start-up time: the same",
     ("analysis", "analysis"): "optional dependency: schemes, tables and theory are analysed without transformers",
 }
 """Imports of our own modules inside functions, (importer, imported), and why they are there."""

@@ -1,0 +1,200 @@
+"""Runs the claims of a paper in a folder: the steps that are not done, then the verdicts.
+
+The folder records the preset, the version, the sizes and the rules before the first step. With other ones it is
+refused, so a rule cannot change between a run and its verdict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from locant.experiments.statistics import Estimate
+from locant.experiments.workers import cores
+from locant.papers.claim import Claim, Measured, Paper, Part, Table
+from locant.papers.cost import GPU, machine_speed, spell_time
+from locant.papers.place import FINDINGS, STEPS, Place
+from locant.papers.sources import check_sources
+from locant.papers.steps import Step, unique
+from locant.runs import files, machine_memory, run_folder
+from locant.runs.untrusted import shortened
+from locant.version import __version__
+
+FILE = "reproduction.json"
+FOLDERS = ("runs", "models", "measured", "texts", STEPS, FINDINGS)
+NOT_RUN = "not run"
+LONGEST = 48 * 3600.0
+"""Seconds of estimated work beyond which a reproduction does not start unless it is told to."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came out of one claim."""
+
+    id: str
+    verdict: str  # one of rules.VERDICTS, or NOT_RUN
+    found: Measured | None = None
+    seconds: float = 0.0  # of its steps; a step that several claims share counts for each
+    problem: str = ""  # why it was not run
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The steps that a reproduction needs, and how long they take by the formula."""
+
+    steps: tuple[Step, ...]
+    left: tuple[Step, ...]  # those that are not done
+    seconds: float  # of those that are left, on this machine
+    gpu_hours: float  # of all steps, on one A100
+
+
+def begin(paper: Paper, preset: str, out: Path, data: Path | None, work: Path | None = None) -> Place:
+    """Returns the place of a reproduction; ValueError if the folder belongs to another paper, preset or version.
+
+    `work` is the folder of the steps if several papers share it.
+    """
+    if preset not in paper.sizes:
+        raise ValueError(f"unknown preset {preset!r}; choose one of: {', '.join(paper.sizes)}")
+    size = paper.sizes[preset]
+    wanted = {
+        "paper": paper.name,
+        "preset": preset,
+        "version": __version__,
+        "sizes": dataclasses.asdict(size),
+        "rules": {claim.id: [criterion.words for criterion in claim.criteria] for claim in paper.claims},
+    }
+    run_folder.check(out, FILE, *FOLDERS)
+    if (out / FILE).exists():
+        there = files.read_json(out / FILE)
+        differing = [
+            f"{name}: {shortened(there.get(name))} there, {shortened(value)} now"
+            for name, value in wanted.items()
+            if there.get(name) != value
+        ]
+        if differing:
+            raise ValueError(f"{out} holds another reproduction ({'; '.join(differing)}); name a new folder")
+    else:
+        files.write_json(out / FILE, wanted)
+    return Place(out, work or out, data, size)
+
+
+def check(claims: Sequence[Claim], at: Place) -> None:
+    """Raises FileNotFoundError if data is missing, with every file and where to get it."""
+    check_sources([name for claim in claims for name in claim.sources], at.data)
+
+
+def plan(claims: Sequence[Claim], at: Place) -> Planned:
+    """Returns the steps of the claims, and the time that the remaining ones take."""
+    steps = unique(step for claim in claims for step in claim.steps(at))
+    left = [step for step in steps if not is_done(step, at)]
+    speed, slots = machine_speed(), cores()
+    # A step in this process uses all cores, but small models gain little from more than one.
+    seconds = sum(step.operations(at) / speed / (slots if step.parallel else 1.3) for step in left)
+    return Planned(tuple(steps), tuple(left), seconds, sum(step.operations(at) for step in steps) / GPU / 3600)
+
+
+def check_machine(planned: Planned, at: Place, *, long: bool) -> None:
+    """Raises ValueError if the machine is too small, with the estimate."""
+    free = machine_memory.available()
+    for step in planned.left:
+        needed = step.memory(at) * (cores() if step.parallel else 1)
+        if free is not None and needed > free:
+            raise ValueError(
+                f"{step.name} needs about {machine_memory.spell(needed)} of memory and {machine_memory.spell(free)} is "
+                f"free; choose a smaller preset or a larger machine"
+            )
+    if planned.seconds > LONGEST and not long:
+        raise ValueError(
+            f"this would take about {spell_time(planned.seconds)} on this machine ({planned.gpu_hours:.3g} hours of "
+            f"one A100, by a formula); choose a smaller preset, or allow it with --long"
+        )
+
+
+def run(
+    claims: Sequence[Claim], at: Place, *, on_step: Callable[[Step, int, int], Callable[[float], None]]
+) -> Iterator[Finding]:
+    """Executes the steps, claim by claim, and yields the finding of each claim as soon as its steps are done.
+
+    `on_step` gets a step that begins, its number and the number of all steps, and returns a function that receives the
+    share that is done. A claim whose step fails is not run; the others continue.
+    """
+    with run_folder.held(at.work):
+        total = len(unique(step for claim in claims for step in claim.steps(at)))
+        begun: set[str] = set()
+        failed: dict[str, str] = {}
+        for claim in claims:
+            for step in claim.steps(at):
+                begun.add(step.name)
+                if step.name in failed or is_done(step, at):
+                    continue
+                try:
+                    with _timed(step, at):
+                        step.run(at, on_step(step, len(begun), total))
+                except (ValueError, RuntimeError, OSError, NotImplementedError) as problem:
+                    failed[step.name] = str(problem)
+                    break
+            yield _store(at, _judge(claim, at, failed))
+
+
+def _judge(claim: Claim, at: Place, failed: dict[str, str]) -> Finding:
+    missing = [step for step in claim.steps(at) if not is_done(step, at)]
+    if missing:
+        why = failed.get(missing[0].name, "")
+        return Finding(claim.id, NOT_RUN, problem=f"{missing[0].name} is not done{': ' + why if why else ''}")
+    seconds = sum(float(files.read_json(_mark(step, at))["seconds"]) for step in claim.steps(at))
+    found = claim.measure(at)
+    return Finding(claim.id, claim.verdict(found), found, seconds)
+
+
+def _store(at: Place, finding: Finding) -> Finding:
+    if finding.found is not None:
+        files.write_json(at.folder / FINDINGS / f"{finding.id}.json", dataclasses.asdict(finding))
+    return finding
+
+
+def findings(paper: Paper, at: Place) -> dict[str, Finding]:
+    """Returns the stored finding of every claim; NOT_RUN for those without."""
+    found = {}
+    for claim in paper.claims:
+        path = at.folder / FINDINGS / f"{claim.id}.json"
+        found[claim.id] = _read(path) if path.exists() else Finding(claim.id, NOT_RUN)
+    return found
+
+
+def _read(path: Path) -> Finding:
+    data = files.read_json(path)
+    try:
+        inner = data["found"]
+        parts = [Part(part["asks"], part["name"], Estimate(**part["effect"])) for part in inner["parts"]]
+        tables = {name: Table(table["header"], table["rows"]) for name, table in inner["tables"].items()}
+        return Finding(data["id"], data["verdict"], Measured(parts, tables, inner["sentences"]), data["seconds"])
+    except (KeyError, TypeError) as problem:
+        raise ValueError(f"{path} is damaged ({problem!r}); delete it and give the command again") from None
+
+
+def is_done(step: Step, at: Place) -> bool:
+    """Whether a step has been completed."""
+    return _mark(step, at).exists() and bool(files.read_json(_mark(step, at)).get("done"))
+
+
+def _mark(step: Step, at: Place) -> Path:
+    return at.work / STEPS / f"{step.name}.json"
+
+
+@contextmanager
+def _timed(step: Step, at: Place) -> Iterator[None]:
+    """Writes the mark of a step: whether it is done, and the seconds of all attempts."""
+    mark, start = _mark(step, at), time.monotonic()
+    before = float(files.read_json(mark)["seconds"]) if mark.exists() else 0.0
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        content: dict[str, Any] = {"done": done, "seconds": before + time.monotonic() - start}
+        files.write_json(mark, content)
