@@ -114,10 +114,9 @@ def test_two_at_once(tmp_path):
 
 
 def test_missing_data_is_named_before_anything_runs(tmp_path):
-    at = reproduction.begin(PAPER, "quick", tmp_path, None)
     with pytest.raises(FileNotFoundError, match=r"wiki\.train\.raw"):
-        reproduction.check(PAPER.claims, at)
-    reproduction.check(PAPER.claims[:2], at)
+        reproduction.check_data(PAPER.claims, tmp_path)
+    reproduction.check_data(PAPER.claims[:2], None)
 
 
 def test_the_estimate_of_a_large_step_is_refused(tmp_path):

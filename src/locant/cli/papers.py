@@ -27,24 +27,19 @@ def reproduce(
     paper: str, claim: list[str] | None, preset: str, data: Path | None, out: Path, plan: bool, long: bool
 ) -> None:
     """Tests claims of a paper, prints the verdicts and writes a page; with `plan`, prints what it would do."""
-    names = NAMES if paper == "all" else (paper,)
-    found = [(each, each.chosen(_of(each, claim or [], several=len(names) > 1))) for each in map(find_paper, names)]
-    found = [(each, claims) for each, claims in found if claims]
-    if not found:
-        raise ValueError(f"no paper has the claims {', '.join(claim or [])}")
+    papers = [find_paper(name) for name in (NAMES if paper == "all" else (paper,))]
+    chosen = _chosen(papers, claim or [])
     data = None if data is None else data.absolute()
     if plan:
-        for each, claims in found:
-            if preset not in each.sizes:
-                raise ValueError(f"unknown preset {preset!r}; choose one of: {', '.join(each.sizes)}")
+        for each, claims in chosen:
             _print_plan(each, claims, Place(out, out, data, each.sizes[preset]))
         return
+    reproduction.check_data([one for _, claims in chosen for one in claims], data)  # before anything takes time
     places = [
-        (each, claims, reproduction.begin(each, preset, out / each.name if len(names) > 1 else out, data, out))
-        for each, claims in found
+        (each, claims, reproduction.begin(each, preset, out / each.name if paper == "all" else out, data, out))
+        for each, claims in chosen
     ]
-    for each, claims, at in places:  # before anything takes time
-        reproduction.check(claims, at)
+    for each, claims, at in places:
         planned = reproduction.plan(claims, at)
         reproduction.check_machine(planned, at, long=long)
         console.print(
@@ -56,13 +51,18 @@ def reproduce(
         _run(each, claims, preset, at)
 
 
-def _of(paper: Paper, wanted: list[str], *, several: bool) -> list[str]:
-    """The claims that a paper has of those that are wanted; if there is one paper, all of them, so that it refuses."""
-    known = {claim.id.lower() for claim in paper.claims}
-    chosen = [each for each in wanted if each.lower() in known] if several else wanted
-    if several and wanted and not chosen:
-        return []
-    return chosen
+def _chosen(papers: list[Paper], wanted: list[str]) -> list[tuple[Paper, tuple[Claim, ...]]]:
+    """Returns each paper with those of its claims that are wanted; all of them by default."""
+    if len(papers) == 1 or not wanted:
+        return [(paper, paper.chosen(wanted)) for paper in papers]
+    known = {claim.id.lower() for paper in papers for claim in paper.claims}
+    for each in wanted:
+        if each.lower() not in known:
+            raise ValueError(f"no paper has the claim {each!r}; there are: {', '.join(sorted(known)).upper()}")
+    found = [
+        (paper, [x for x in wanted if x.lower() in {claim.id.lower() for claim in paper.claims}]) for paper in papers
+    ]
+    return [(paper, paper.chosen(ids)) for paper, ids in found if ids]
 
 
 def _print_plan(paper: Paper, claims: tuple[Claim, ...], at: Place) -> None:

@@ -85,9 +85,9 @@ def begin(paper: Paper, preset: str, out: Path, data: Path | None, work: Path | 
     return Place(out, work or out, data, size)
 
 
-def check(claims: Sequence[Claim], at: Place) -> None:
+def check_data(claims: Sequence[Claim], data: Path | None) -> None:
     """Raises FileNotFoundError if data is missing, with every file and where to get it."""
-    check_sources([name for claim in claims for name in claim.sources], at.data)
+    check_sources([name for claim in claims for name in claim.sources], data)
 
 
 def plan(claims: Sequence[Claim], at: Place) -> Planned:
