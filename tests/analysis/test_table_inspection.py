@@ -86,7 +86,7 @@ def test_without_heads_or_weights_a_notice_states_why():
     (notice,) = [x for x in inspect_tables([with_weights], "x").notices if x.startswith("heads")]
     assert "--heads N" in notice
     (notice,) = [x for x in inspected(random(), heads=4).notices if x.startswith("heads")]
-    assert "no query and key weights" in notice
+    assert "No query and key weights" in notice
     assert not [x for x in inspect_tables([with_weights], "x", heads=4).notices if x.startswith("heads")]
     with pytest.raises(ValueError, match="32 rows, which 5 heads do not divide"):
         inspect_tables([with_weights], "x", heads=5)

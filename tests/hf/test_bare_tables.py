@@ -178,3 +178,13 @@ def test_a_path_may_have_colons(tmp_path):
     assert split(path) == (path, None)
     assert list(position_tables(path)) == ["wpe"]
     assert split("x.safetensors::a::b") == (split("x.safetensors")[0], "a::b")
+
+
+def test_hostile_names_are_left_out(tmp_path):
+    """A name with line breaks or terminal codes, and one on which a search could take minutes."""
+    names = ["a\n.wpe", "\x1b[31m.wpe", "h.0." * 100_000 + "wpe", "h.0." * 100_000 + "q.weight"]
+    path = saved(tmp_path / "x.safetensors", weights(*names, "b.wpe"))
+    assert list(position_tables(path)) == ["b.wpe"]
+    with pytest.raises(ValueError, match="has no tensor") as error:
+        position_tables(f"{path}::c.wpe")
+    assert str(error.value).isprintable()

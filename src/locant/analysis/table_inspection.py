@@ -31,8 +31,8 @@ def inspect_tables(tables: Sequence[BareTable], name: str, *, heads: int | None 
     found = Inspection(name, _facts(tables, heads), question="How does this table tell positions apart?")
     weights = [_head_weights(each, heads) for each in tables]  # first, because wrong heads raise
     found.note(
-        "Only position tables were read, no model. What needs the model is left out: attention by distance, variance, "
-        "behaviour and probes."
+        "Only position tables were read, no model. Attention by distance, variance, behaviour and probes need the "
+        "model, so they are left out."
     )
     start = time.perf_counter()
     for each, its in zip(tables, weights, strict=True):
@@ -109,10 +109,10 @@ def _note_heads(
 ) -> None:  # fmt: skip
     """Notes why there is no R² per head, if there is none."""
     if weights is None:
-        found.note(f"no query and key weights of layer 0 that fit {table.name} are stored beside it.", HEADS)
+        found.note(f"left out. No query and key weights of layer 0 that fit {table.name} are stored beside it.", HEADS)
     elif heads is None:
         found.note(
-            f"the file has query and key weights for {table.name}, but a table alone does not tell the number of "
-            f"heads. Pass it (--heads N) to see R² of E W_Q W_Kᵀ Eᵀ per head.",
+            f"left out. The query and key weights for {table.name} are there, but not the number of heads. Pass it "
+            f"(--heads N) to see R² of E W_Q W_Kᵀ Eᵀ per head.",
             HEADS,
         )

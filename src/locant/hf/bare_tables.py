@@ -11,6 +11,8 @@ A source is a path, or a path and the name of a tensor with `::` between them: `
 - no part of its name is about offsets or something else (`NOT_A_TABLE`): relative, rel_pos, rotary, rope, token_type,
   bias, norm.
 
+Names with more than 300 characters, or with characters that cannot be printed, are left out altogether.
+
 **Which query and key weights belong to a table.** Those of self-attention in layer 0 of the same model. The model of a
 tensor is its name in front of the table or of the layers, without the words in `STRUCTURE`. Models are the same if
 their names are, or if the one of the weights begins with the one of the table; an encoder is not a decoder.
@@ -36,6 +38,8 @@ FEWEST = 8
 """Positions of the smallest table: fewer have no structure that could be told from chance."""
 LISTED = 12
 """Names of tensors that an error lists."""
+LONGEST_NAME, COMPARED = 300, 2000
+"""Characters of a name that is considered, and names that a mistyped one is compared with: files may be hostile."""
 TABLE = re.compile(
     r"position_embed|positional_embed|pos_emb|embed_pos|position_encod|positional_encod|pos_enc|sinusoid|^wpe$|^pe$",
     re.IGNORECASE,
@@ -106,7 +110,7 @@ def bare_tables(source: str | Path, *, of_one_model: bool = False) -> list[BareT
                     several models. A folder is one model, so all its tables belong together.
     """
     path, key = split(source)
-    stored = stored_tensors(path)
+    stored = {name: each for name, each in stored_tensors(path).items() if _plain(name)}
     names = table_names(stored) if key is None else [_existing(path, key, stored)]
     if not names:
         raise ValueError(
@@ -143,6 +147,10 @@ def first_position(table: Tensor) -> int:
     return zero[-1] + 1 if zero and bool(table.any()) else 0
 
 
+def _plain(name: str) -> bool:
+    return len(name) <= LONGEST_NAME and name.isprintable()
+
+
 def _named_like_a_table(name: str) -> bool:
     return any(map(TABLE.search, name.split(".")[-2:])) and not NOT_A_TABLE.search(name)
 
@@ -154,7 +162,7 @@ def _shaped_like_a_table(each: Stored) -> bool:
 def _existing(path: Path, key: str, stored: dict[str, Stored]) -> str:
     if key not in stored:
         raise ValueError(
-            f"{path} has no tensor {shortened(key)}{did_you_mean(key, stored)}. "
+            f"{path} has no tensor {shortened(key)}{did_you_mean(key, sorted(stored)[:COMPARED])}. "
             f"{_listed({name: stored[name] for name in table_names(stored)} or stored)}"
         )
     return key
