@@ -51,10 +51,15 @@ def _check(parser: Parser) -> None:
 
 
 def _inspect(parser: Parser) -> None:
-    parser.argument("model", "Folder or hub name of a Hugging Face model, swapped or not.")
+    parser.argument("model", "Folder or hub name of a Hugging Face model, swapped or not. Or a position table: "
+                    "FILE::KEY, with a .safetensors or .bin file or a folder of weights; ::KEY may be left out if a "
+                    "file has one table.")  # fmt: skip
     parser.option("--text", type=Path, metavar="FILE", help="Text that the model reads. Default: Python's own manual.")
     _file(parser, "The page; its tables are written beside it as csv.", default=Path("report.html"))
-    parser.option("--compare", metavar="MODEL", help="Another model, shown side by side.")
+    parser.option("--compare", metavar="MODEL", help="Another model or table, shown side by side.")
+    parser.option("--heads", type=values.at_least(1), metavar="N",
+                  help="For a table: attention heads of its model. With it, the page has the heads of the first layer "
+                  "if the file has their weights.")  # fmt: skip
 
 
 def _bench(parser: Parser) -> None:
