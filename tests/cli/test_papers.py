@@ -39,6 +39,7 @@ def test_verdicts_are_printed_and_a_page_is_written(tmp_path):
     for words in ("Confirmed: X1.", "Contradicted: X2.", "Not run: X3.", "numbers are zero", "It was measured.",
                   "locant reproduce huang --claim X1 --preset quick -o DIR", "at least 0.5"):  # fmt: skip
         assert words in page
+    assert "| X1 | numbers are positive | **confirmed** | 1.1 (mean: all) |" in (tmp_path / "out/claims.md").read_text()
     with (tmp_path / "out" / "csv" / "01-claims-and-verdicts.csv").open() as rows:
         table = {row["claim"]: row for row in csv.DictReader(rows)}
     assert table["X1"]["verdict"] == "confirmed"

@@ -18,7 +18,8 @@ from locant.papers.place import Place
 from locant.papers.reproduction import Finding
 from locant.papers.rules import CONFIRMED, CONTRADICTED
 from locant.papers.steps import Step
-from locant.report.papers import interval, write_paper_page
+from locant.report.papers import write_paper_page
+from locant.report.papers.effect import interval
 
 COLOURS = {CONFIRMED: "green", CONTRADICTED: "red"}
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from locant.experiments.statistics import Estimate
 from locant.papers import reproduction
 from locant.papers.claim import Claim, Measured, Paper
 from locant.papers.cost import spell_time
@@ -17,17 +16,22 @@ from locant.papers.reproduction import NOT_RUN, Finding
 from locant.papers.rules import VERDICTS
 from locant.report.figures import Cell, Figure, Grid, Interval, Intervals
 from locant.report.page import Report, Section, write_page
+from locant.report.papers.effect import interval
+from locant.report.papers.summary import markdown
+from locant.runs import files
 from locant.version import __version__
 
-PAGE, CSV = "report.html", "csv"
+PAGE, SUMMARY, CSV = "report.html", "claims.md", "csv"
 Draw = Callable[[Measured], tuple[Figure, ...]]
 LARGEST = 40
 """Effects that one figure shows; a claim with more has them in its csv file."""
 
 
 def write_paper_page(paper: Paper, preset: str, at: Place) -> Path:
-    """Writes the page and its csv files into the folder of a reproduction; returns the path of the page."""
-    report = paper_report(paper, preset, reproduction.findings(paper, at), gpu_hours(paper))
+    """Writes the page, its csv files and a table in Markdown into the folder of a reproduction; returns the path of the page."""
+    found = reproduction.findings(paper, at)
+    report = paper_report(paper, preset, found, gpu_hours(paper))
+    files.write(at.folder / SUMMARY, markdown(paper, preset, found))
     return write_page(report, at.folder / PAGE, csv_folder=at.folder / CSV)
 
 
@@ -96,13 +100,6 @@ def claim_rows(
             ]
         )  # fmt: skip
     return header, rows
-
-
-def interval(effect: Estimate | None) -> str:
-    """Returns the interval of an effect as text; empty without one."""
-    if effect is None or effect.low is None or effect.high is None:
-        return ""
-    return f"{effect.low:.3g} … {effect.high:.3g}".replace("-", "−")
 
 
 def _claims(paper: Paper, preset: str, found: Mapping[str, Finding], hours: Mapping[str, float]) -> Grid:
