@@ -28,7 +28,7 @@ LARGEST = 40
 
 
 def write_paper_page(paper: Paper, preset: str, at: Place) -> Path:
-    """Writes the page, its csv files and a table in Markdown into the folder of a reproduction; returns the path of the page."""
+    """Writes the page, its csv files and claims.md into the folder of a reproduction; returns the path of the page."""
     found = reproduction.findings(paper, at)
     report = paper_report(paper, preset, found, gpu_hours(paper))
     files.write(at.folder / SUMMARY, markdown(paper, preset, found))
