@@ -116,6 +116,8 @@ def test_a_resumed_run_has_every_kept_model_and_no_half_written_one(tmp_path):
     assert (tmp_path / "cut" / "kept" / "step-3" / "model.safetensors").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize(("steps", "count", "kept"), [(800, 3, [100, 200, 400]), (3, 5, [1]), (7, 2, [1, 3]), (8, 0, [])])
+@pytest.mark.parametrize(
+    ("steps", "count", "kept"), [(800, 3, [100, 200, 400]), (3, 5, [1]), (7, 2, [1, 3]), (8, 0, [])]
+)
 def test_the_steps_of_kept_models_are_halves_of_halves(steps, count, kept):
     assert run_folder.kept_steps(steps, count) == kept
