@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+UNSEEN = 0.5
+"""The discount of a text in which no pair occurs only once: unseen pairs must have some probability."""
 
 
 def cross_entropy(train: Ids, before: Ids, after: Ids, vocabulary: int) -> float:
     """Returns the mean of −log p(after | before) in nats, of a model counted on the stream `train`."""
     pairs, counts = np.unique(train[:-1] * vocabulary + train[1:], return_counts=True)
     once, twice = int((counts == 1).sum()), int((counts == 2).sum())
-    discount = once / (once + 2 * twice) if once else 0.0
+    discount = once / (once + 2 * twice) if once else UNSEEN
     first, second = pairs // vocabulary, pairs % vocabulary
     total = np.bincount(first, counts, vocabulary)  # c(v)
     followers = np.bincount(first, minlength=vocabulary)  # n(v)

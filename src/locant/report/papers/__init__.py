@@ -1,0 +1,1 @@
+"""The figures of the claims of each paper."""
