@@ -31,7 +31,7 @@ TINY = Sizes(
     models=2, random=RandomShape(2, 2, 16, 8, 500), theory=RandomShape(2, 2, 16, 8, 500),
     probing=Probing(batch=4, steps=3, tests=1, seeds=1), sequences=8, windows=16,
     seeds=2, layers=2, heads=2, width=16, length=8, batch=4, vocabulary=300, rate=1e-3,
-    causal_steps=4, masked_steps=4, evaluated=256, kept=2, adapt_steps=2, adapt_length=8,
+    causal_steps=8, masked_steps=4, evaluated=256, kept=2, adapt_steps=2, adapt_length=8,
 )  # fmt: skip
 
 
@@ -339,7 +339,7 @@ def test_a_tiny_reproduction(done):
         assert finding.verdict in (CONFIRMED, NOT_SHOWN, CONTRADICTED)
         assert FIGURES[finding.id](finding.found)
     points = place.measured("variance-trace-clm-nope-s0")["points"]
-    assert [point["step"] for point in points] == [0, 1, 2, 4]
+    assert [point["step"] for point in points] == [0, 2, 4, 8]
     assert len({json.dumps(point["variance"]) for point in points}) == 4  # four different models
     assert points[0]["theory"]
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from locant.papers.cost import Shape
 from locant.papers.place import Place
 from locant.papers.traces import Probing, attention_rows, probe_rows
@@ -44,7 +46,6 @@ class RandomShape:
 
 def build(shape: RandomShape, seed: int, *, causal: bool = True) -> Any:
     """Returns a random GPT-2 without positions; with `causal=False` its bidirectional twin."""
-    import torch
     from transformers import GPT2Config, GPT2Model
 
     from locant.hf import swap
@@ -75,8 +76,6 @@ class ReadPositions:
     seed: int
 
     def __call__(self, at: Place) -> dict[str, Any]:
-        import torch
-
         from locant.analysis import probe, variance
 
         shape, batch = self.shape, self.probing.batch

@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from locant.experiments import arms, comparison
 from locant.experiments.run import load_setting, quiet
 from locant.experiments.tasks import find_task
@@ -22,8 +25,6 @@ from locant.papers.steps import Input, open_model
 from locant.runs import run_folder, text_source
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from locant.analysis.probe import Sample
     from locant.analysis.variance import Variances
 
@@ -107,8 +108,6 @@ class Windows:
     seed: int
 
     def __call__(self, number: int) -> Tensor:
-        import torch
-
         text = self.train if number >= 0 else self.test
         generator = torch.Generator().manual_seed(1_000_003 * (self.seed + 1) + number)
         starts = torch.randint(0, len(text) - self.length + 1, (self.count, 1), generator=generator)
@@ -145,7 +144,6 @@ def predicted(model: Any, length: int) -> list[list[float]]:
 
 def tokens_of(data: Any, part: str) -> Tensor:
     """Returns the token ids of one part (train, test) of the prepared data of a language-modelling comparison."""
-    import torch
     from datasets import load_from_disk
 
     return torch.as_tensor(load_from_disk(str(data / part)).with_format("numpy")[:]["token"], dtype=torch.long)
@@ -231,8 +229,6 @@ class TraceOfModels:
 
 def ids_of(tokenizer: Any, text: str) -> Tensor:
     """Returns the token ids of a text, without special tokens. Lines are tokenised one by one: a long text is slow."""
-    import torch
-
     lines = [line for line in text.splitlines() if line.strip()]
     rows: list[list[int]] = tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]
     return torch.tensor([token for row in rows for token in row])
