@@ -228,6 +228,17 @@ class TestFolder:
         with pytest.raises(ValueError, match=message):
             begin(tmp_path, words, **changes)
 
+    def test_a_folder_from_before_models_were_kept_is_the_same_comparison(self, tmp_path, words):
+        made = begin(tmp_path / "out", words)
+        path = tmp_path / "out" / "comparison.json"
+        content = json.loads(path.read_text())
+        del content["work"]["preset"]["kept"]
+        path.write_text(json.dumps(content))
+        assert comparison.open_folder(tmp_path / "out") == made
+        assert begin(tmp_path / "out", words) == made
+        with pytest.raises(ValueError, match="kept: 0 there, 2 now"):
+            begin(tmp_path / "out", words, preset=TINY + ",kept=2")
+
     def test_a_folder_with_other_things_is_left_alone(self, tmp_path, words):
         (tmp_path / "thesis.tex").write_text("x")
         with pytest.raises(ValueError, match="contains files that locant did not write"):

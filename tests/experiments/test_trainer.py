@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 import locant
 from locant.experiments.presets import SCRATCH, find_preset
 from locant.experiments.tasks import find_task
-from locant.experiments.trainer import Recorder, RunTrainer, training_arguments
+from locant.experiments.trainer import Keeper, Recorder, RunTrainer, training_arguments
 from locant.experiments.work import Run, Work
 from locant.runs import run_folder
 from tests import hf_models
@@ -68,3 +68,56 @@ def test_the_latest_checkpoint_is_kept_after_the_clock_was_set_back(tmp_path):
     made.train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-12"]
     assert run_folder.last_checkpoint(tmp_path) == tmp_path / "checkpoint-12"
+
+
+class Watcher(TrainerCallback):
+    """Notes the weights after every step, and may stop the process in the middle."""
+
+    def __init__(self, dies_after=0):
+        self.dies_after, self.seen = dies_after, {}
+
+    def on_step_end(self, args, state, control, model=None, **rest):
+        self.seen[state.global_step] = {name: value.clone() for name, value in model.state_dict().items()}
+        if state.global_step == self.dies_after:
+            raise KeyboardInterrupt
+
+
+def keeping(folder, watcher):
+    rows = [{"input_ids": ids, "labels": ids} for ids in torch.arange(12 * PRESET.batch * 8).view(-1, 8) % 60]
+    return trainer("alibi", folder, train_dataset=rows, callbacks=[Keeper(folder, 2), Recorder(folder), watcher])
+
+
+def assert_kept(folder, seen):
+    assert sorted(path.name for path in (folder / "kept").iterdir()) == ["step-3", "step-6"]
+    for step in (3, 6):
+        found = locant.load(run_folder.kept_model(folder, step)).state_dict()
+        for name, value in seen[step].items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=f"step {step}: {name}")
+
+
+def test_models_are_kept_on_the_way(tmp_path):
+    watcher = Watcher()
+    keeping(tmp_path, watcher).train()
+    assert_kept(tmp_path, watcher.seen)
+    assert not torch.equal(*(watcher.seen[step]["transformer.wte.weight"] for step in (3, 6)))
+
+
+def test_a_resumed_run_has_every_kept_model_and_no_half_written_one(tmp_path):
+    whole, first = Watcher(), Watcher(dies_after=5)
+    keeping(tmp_path / "whole", whole).train()
+    with pytest.raises(KeyboardInterrupt):
+        keeping(tmp_path / "cut", first).train()
+    before = (tmp_path / "cut" / "kept" / "step-3" / "model.safetensors").stat().st_mtime_ns
+    half = tmp_path / "cut" / "kept" / ".step-6"
+    half.mkdir()
+    (half / "config.json").write_text("{")
+    keeping(tmp_path / "cut", Watcher()).train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
+    assert_kept(tmp_path / "cut", whole.seen)
+    assert (tmp_path / "cut" / "kept" / "step-3" / "model.safetensors").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("steps", "count", "kept"), [(800, 3, [100, 200, 400]), (3, 5, [1]), (7, 2, [1, 3]), (8, 0, [])]
+)
+def test_the_steps_of_kept_models_are_halves_of_halves(steps, count, kept):
+    assert run_folder.kept_steps(steps, count) == kept

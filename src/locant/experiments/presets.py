@@ -32,6 +32,7 @@ class Preset:
     decay: float = 0.01  # weight decay; never on the scheme's parameters
     longest: int = 8  # longest test inputs, as a multiple of `length`
     threads: int = 1  # per run; parallel runs share the machine's cores
+    kept: int = 0  # models kept on the way: at 1/2, 1/4, 1/8 … of the steps
 
 
 SCRATCH: dict[str, Preset] = {
@@ -96,7 +97,7 @@ def _change(item: str, text: str) -> tuple[str, float]:
     except ValueError:
         kind = "a whole number" if whole else "a number"
         raise ValueError(f"preset {text!r}: {key} must be {kind}, got {value!r}") from None
-    least = 0 if key in ("evaluated", "scheme_rate", "decay") else 1 if whole else 1e-12
+    least = 0 if key in ("evaluated", "scheme_rate", "decay", "kept") else 1 if whole else 1e-12
     if not number >= least:
         raise ValueError(f"preset {text!r}: {key} must be at least {least}, got {value}")
     return key, number

@@ -5,6 +5,7 @@
 - a learning rate of its own for the scheme, without weight decay
 - one loss over several processes
 - a file of metrics
+- models kept on the way
 
 Importing transformers' Trainer takes seconds. Only a process that trains imports this module.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,10 @@ def make_trainer(run: Run, model: PreTrainedModel, setting: Setting, arguments: 
     trainer.remove_callback(PrinterCallback)
     if not trainer.is_fsdp_enabled and _has_table(model):  # with FSDP no process has the whole table
         trainer.add_callback(InvarianceCallback(last=task.positions(preset) - 1))
+    if preset.kept:
+        if trainer.is_fsdp_enabled:
+            raise ValueError("a sharded run cannot keep models on the way; leave `kept` out of the preset")
+        trainer.add_callback(Keeper(Path(str(arguments.output_dir)), preset.kept))
     trainer.add_callback(Recorder(Path(str(arguments.output_dir))))  # last: the callback above adds to the logs
     # The loss is the model's own mean. Some models accept the number of labels over all processes but ignore it.
     trainer.model_accepts_loss_kwargs = False
@@ -146,6 +152,33 @@ class Recorder(TrainerCallback):
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
             run_folder.mark_checkpoint(self.folder, state.global_step)
+
+
+class Keeper(TrainerCallback):
+    """Keeps the model after 1/2, 1/4, 1/8 … of the steps, in folders that appear only when they are complete.
+
+    A model is kept before the checkpoint of its step is written. So a run that resumes from a checkpoint already has
+    the models of all earlier steps.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.count = folder, count
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Deletes what a killed process has left unfinished."""
+        if state.is_world_process_zero:
+            for unfinished in (self.folder / run_folder.KEPT).glob(".step-*"):
+                shutil.rmtree(unfinished)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Saves the model if this is one of the steps and it is not there."""
+        step, last = state.global_step, state.max_steps
+        path = run_folder.kept_model(self.folder, step)
+        wanted = state.is_world_process_zero and step in run_folder.kept_steps(last, self.count)
+        if wanted and not path.exists():
+            temporary = path.with_name(f".{path.name}")
+            model.save_pretrained(temporary)
+            temporary.rename(path)
 
 
 def _has_table(model: PreTrainedModel) -> bool:

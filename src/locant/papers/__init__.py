@@ -9,6 +9,12 @@ effects.py        effects with intervals
 cost.py           how long it takes, by a formula
 reproduction.py   runs the claims of a paper
 tisa.py, variance.py, huang.py    the papers, one file each
+
+of variance.py:
+variance_steps.py, variance_tables.py    its steps, and its tables
+random_models.py  random models without positions: probes and theory
+traces.py         variance and probes of trained models
+bigrams.py        the loss of a smoothed bigram model
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from locant.experiments.statistics import Estimate
-from locant.papers.rules import Criterion, together
+from locant.papers.rules import CONFIRMED, NOT_SHOWN, Criterion, Reached, together
 
 if TYPE_CHECKING:
     from locant.papers.place import Place
@@ -77,12 +77,13 @@ class Claim(ABC):
         for part in found.parts:
             if part.asks not in known:
                 raise ValueError(f"{self.id} has no criterion {part.asks!r}; it has: {', '.join(sorted(known))}")
-        return together(
-            [
-                criterion.judge([part.effect for part in found.parts if part.asks == criterion.asks])
-                for criterion in self.criteria
-            ]
-        )
+        judged = {
+            criterion: criterion.judge([part.effect for part in found.parts if part.asks == criterion.asks])
+            for criterion in self.criteria
+        }
+        if any(isinstance(each.rule, Reached) and verdict != CONFIRMED for each, verdict in judged.items()):
+            return NOT_SHOWN
+        return together(list(judged.values()))
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,21 @@ class Absent:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """A condition of the experiment: without it a claim is neither confirmed nor contradicted."""
+
+    seeds: int = 3
+
+    def judge(self, effect: Estimate) -> str:
+        bounds = _bounds(effect, self.seeds)
+        return CONFIRMED if bounds is not None and bounds[0] > 0 else NOT_SHOWN
+
+    @property
+    def words(self) -> str:
+        return f"Needed: the 95 % interval lies above 0, or nothing is shown; {self.seeds} values or more."
+
+
+@dataclass(frozen=True)
 class Exact:
     """Two numbers are equal, up to rounding. There is no interval."""
 
@@ -139,7 +154,10 @@ class Criterion:
 
 
 def together(verdicts: Sequence[str]) -> str:
-    """Returns the verdict of a claim with several criteria: all must be confirmed; one contradiction is enough."""
+    """Returns the verdict of a claim with several criteria: all must be confirmed; one contradiction is enough.
+
+    A claim whose experiment needs a condition (`Reached`) asks for that first.
+    """
     if CONTRADICTED in verdicts:
         return CONTRADICTED
     return CONFIRMED if verdicts and all(verdict == CONFIRMED for verdict in verdicts) else NOT_SHOWN

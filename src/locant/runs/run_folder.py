@@ -4,6 +4,7 @@ run.json            what the run is: task, model, preset, scheme, seed; versions
 metrics.jsonl       one line per logged step, evaluation and cost
 model.safetensors   the trained model, which `locant.load` opens
 curves.json         what the trained scheme does with the offset, for the page
+kept/step-N/        the model after N steps, if the preset keeps some; `locant.load` opens it
 checkpoint-N/       where a killed run resumes; deleted when the run is done
 log.txt             the output of libraries
 DONE or FAILED      how the run ended
@@ -21,7 +22,7 @@ from typing import Any
 from locant.runs import files
 from locant.runs.untrusted import shortened
 
-METRICS, DONE, FAILED, WHOLE = "metrics.jsonl", "DONE", "FAILED", "WHOLE"
+METRICS, DONE, FAILED, WHOLE, KEPT = "metrics.jsonl", "DONE", "FAILED", "WHOLE", "kept"
 NUMBER = (int, float)
 ENTRIES: dict[str, dict[str, Any]] = {
     "step": {"step": int, "seconds": NUMBER},
@@ -89,6 +90,16 @@ def last_checkpoint(folder: Path) -> Path | None:
         if other not in whole[-1:]:
             shutil.rmtree(other)
     return whole[-1] if whole else None
+
+
+def kept_steps(steps: int, count: int) -> list[int]:
+    """Returns the steps after which a run of `steps` keeps its model: 1/2, 1/4, 1/8 … of them, `count` at most."""
+    return sorted({steps >> halvings for halvings in range(1, count + 1)} - {0})
+
+
+def kept_model(folder: Path, step: int) -> Path:
+    """Returns the folder of the model that a run kept after a step."""
+    return folder / KEPT / f"step-{step}"
 
 
 def state(folder: Path) -> str:
