@@ -97,6 +97,7 @@ def test_what_a_probe_reads_is_the_share_of_the_constant_guess():
     probes = [{"layer": 0, "error": 8, "constant": 8}, {"layer": 2, "error": 6, "constant": 8}]
     assert skill(probes, 2) == 0.25
     assert skill(probes, 0) == 0
+    assert skill([{"layer": 1, "error": 9, "constant": 8}], 1) == 0
 
 
 @pytest.mark.parametrize(("place", "layer"), [("embeddings", 0), ("layer 12", 12), ("layer 3 attention", None)])
@@ -179,7 +180,7 @@ def random_models(own, twin, slope):
 
 @pytest.mark.parametrize(
     ("own", "twin", "expected"),
-    [(0.3, 0.0, CONFIRMED), (0.3, 0.3, CONTRADICTED), (0.05, 0.0, NOT_SHOWN), (-0.2, 0.0, CONTRADICTED)],
+    [(0.3, 0.0, CONFIRMED), (0.3, 0.3, CONTRADICTED), (0.05, 0.0, NOT_SHOWN), (-0.2, 0.0, NOT_SHOWN)],
 )
 def test_b1(at, own, twin, expected):
     put(at, reading(at), random_models(own, twin, 0))
@@ -233,7 +234,7 @@ LOSSES = {
     [
         (-0.3, 0.4, 5.0, CONFIRMED),
         (0.3, 0.4, 5.0, CONTRADICTED),
-        (-0.3, -0.2, 5.0, CONTRADICTED),
+        (-0.3, -0.2, 5.0, NOT_SHOWN),  # a probe that was trained too little
         (-0.01, 0.4, 5.0, NOT_SHOWN),
         (-0.3, 0.4, 4.0, NOT_SHOWN),  # no better than bigrams
         (0.3, 0.4, 4.0, NOT_SHOWN),  # so nothing is contradicted either
@@ -260,6 +261,7 @@ def test_b3(at, monkeypatch, slope, read, bigram, expected):
         (-0.5, 0.0, 0.0, CONTRADICTED),
         (0.0, 0.5, 0.0, CONTRADICTED),
         (0.0, 0.0, 0.3, CONTRADICTED),
+        (0.0, 0.0, -0.3, CONFIRMED),
     ],
 )
 def test_b4(at, random_slope, trained_slope, read, expected):

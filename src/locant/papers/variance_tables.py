@@ -11,9 +11,13 @@ from locant.papers.effects import gain
 
 
 def skill(probes: Sequence[dict[str, float]], layer: int) -> float:
-    """Returns 1 − error / error of the constant guess of the probe after one layer: 0 knows nothing, 1 everything."""
+    """Returns 1 − error / error of the constant guess of the probe after one layer: 0 knows nothing, 1 everything.
+
+    A probe that is worse than the constant guess has been trained too little and reads nothing: 0, not less. So a weak
+    probe cannot contradict a claim.
+    """
     row = next(row for row in probes if row["layer"] == layer)
-    return 1 - row["error"] / row["constant"]
+    return max(0.0, 1 - row["error"] / row["constant"])
 
 
 def slopes(rows: Sequence[dict[str, Any]], which: str = "slope") -> list[float]:
