@@ -9,7 +9,7 @@ by construction, and `relative_attention_bias` is left out, because it has no E.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locant.experiments.statistics import Estimate
+from locant.experiments.statistics import Estimate, estimate
+from locant.papers.claim import Measured, Part, Table
 from locant.papers.place import Place
 
 LEARNED, FIXED = "learned", "sinusoidal"
@@ -187,3 +188,53 @@ def table_effect(row: dict[str, Any]) -> Estimate:
     (low, high), (mean, least, most) = row["interval"], row["control"]
     blocks = round(math.sqrt(row["positions"] - 1))
     return Estimate(row["off_diagonal"] - mean, low - most, high - least, blocks)
+
+
+def tables_found(measured: Mapping[str, Any], overall: str, each: str) -> Measured:
+    """Returns the effects of the tables: of all together, and of each."""
+    learned = [row for row in measured["tables"] if row["kind"] == LEARNED]
+    effects = {row["name"]: table_effect(row) for row in learned}
+    parts = [Part(overall, "all tables", estimate([effect.mean for effect in effects.values()]))]
+    parts += [Part(each, name, effect) for name, effect in effects.items()]
+    header = ("table", "kind", "positions", "width", "R²", "low", "high", "control", "R² with diagonal",
+              "control with diagonal")  # fmt: skip
+    rows = [
+        (row["name"], row["kind"], row["positions"], row["width"], row["off_diagonal"], *row["interval"],
+         row["control"][0], row["gram"], row["gram_control"])
+        for row in measured["tables"]
+    ]  # fmt: skip
+    maps = [
+        (row["name"], row["shown"][i], row["shown"][j], value)
+        for row in measured["tables"]
+        for i, line in enumerate(row["map"])
+        for j, value in enumerate(line)
+    ]
+    fixed = [row for row in measured["tables"] if row["kind"] != LEARNED]
+    return Measured(
+        parts,
+        {
+            "r2": Table(header, rows),
+            "maps": Table(("table", "row", "column", "value"), maps),
+            "left out": Table(("name", "reason"), [(row["name"], row["reason"]) for row in measured["left_out"]]),
+        },
+        [
+            f"{len(learned)} learned tables have a mean R² of {parts[0].effect.mean:.2f} above random tables.",
+            *(f"Positive control: {row['name']} has R² {row['off_diagonal']:.3f}." for row in fixed),
+        ],
+    )
+
+
+def heads_found(measured: Mapping[str, Any], overall: str, each: str) -> Measured:
+    """Returns the effects of the heads: of all together, and of each model."""
+    gaps: dict[str, list[float]] = {}
+    for row in measured["heads"]:
+        gaps.setdefault(row["name"], []).append(row["r2"] - row["control"])
+    parts = [Part(overall, "all heads", estimate([gap for own in gaps.values() for gap in own]))]
+    parts += [Part(each, name, estimate(own)) for name, own in gaps.items()]
+    header = ("model", "head", "R²", "control", "R² with layer norm")
+    rows = [(row["name"], row["head"], row["r2"], row["control"], row["normed"]) for row in measured["heads"]]
+    sentences = [
+        f"{name}: mean R² {part.effect.mean:.2f} above the control over {part.effect.count} heads."
+        for name, part in zip(gaps, parts[1:], strict=True)
+    ]
+    return Measured(parts, {"heads": Table(header, rows)}, sentences)

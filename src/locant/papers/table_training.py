@@ -135,7 +135,7 @@ def performance(models: list[TrainedTable], longest: list[tuple[str, RunResult]]
 
 
 def _inside(ranks: NDArray[np.float64], groups: Sequence[object]) -> NDArray[np.float64]:
-    found = ranks.copy()
+    found: NDArray[np.float64] = ranks.copy()
     for each in dict.fromkeys(groups):
         own = np.array([group == each for group in groups])
         found[own] -= ranks[own].mean()

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from locant.experiments import comparison
 from locant.experiments.results import RunResult
-from locant.experiments.statistics import estimate
 from locant.papers import albert_glue, glue, head_kinds, longer_inputs, table_training
 from locant.papers.albert_glue import AlbertSizes
 from locant.papers.claim import Claim, Measured, Paper, Part, Table
@@ -24,7 +23,7 @@ from locant.papers.effects import known
 from locant.papers.glue import Arm, GlueSizes
 from locant.papers.place import Place
 from locant.papers.position_counts import count_parameters
-from locant.papers.position_tables import LEARNED, measure_tables, table_effect
+from locant.papers.position_tables import heads_found, measure_tables, tables_found
 from locant.papers.rules import Criterion, Larger, NotWorse
 from locant.papers.steps import Measuring, Step, Training, source
 from locant.papers.table_training import TrainedTable
@@ -100,38 +99,7 @@ class Tables(Claim):
         return [TABLES]
 
     def measure(self, at: Place) -> Measured:
-        found = at.measured(TABLES.name)
-        overall, each = (criterion.asks for criterion in self.criteria)
-        learned = [row for row in found["tables"] if row["kind"] == LEARNED]
-        effects = {row["name"]: table_effect(row) for row in learned}
-        parts = [Part(overall, "all tables", estimate([effect.mean for effect in effects.values()]))]
-        parts += [Part(each, name, effect) for name, effect in effects.items()]
-        header = ("table", "kind", "positions", "width", "R²", "low", "high", "control", "R² with diagonal",
-                  "control with diagonal")  # fmt: skip
-        rows = [
-            (row["name"], row["kind"], row["positions"], row["width"], row["off_diagonal"], *row["interval"],
-             row["control"][0], row["gram"], row["gram_control"])
-            for row in found["tables"]
-        ]  # fmt: skip
-        maps = [
-            (row["name"], row["shown"][i], row["shown"][j], value)
-            for row in found["tables"]
-            for i, line in enumerate(row["map"])
-            for j, value in enumerate(line)
-        ]
-        fixed = [row for row in found["tables"] if row["kind"] != LEARNED]
-        return Measured(
-            parts,
-            {
-                "r2": Table(header, rows),
-                "maps": Table(("table", "row", "column", "value"), maps),
-                "left out": Table(("name", "reason"), [(row["name"], row["reason"]) for row in found["left_out"]]),
-            },
-            [
-                f"{len(learned)} learned tables have a mean R² of {parts[0].effect.mean:.2f} above random tables.",
-                *(f"Positive control: {row['name']} has R² {row['off_diagonal']:.3f}." for row in fixed),
-            ],
-        )
+        return tables_found(at.measured(TABLES.name), *(criterion.asks for criterion in self.criteria))
 
 
 class Heads(Claim):
@@ -160,20 +128,7 @@ class Heads(Claim):
         return [TABLES]
 
     def measure(self, at: Place) -> Measured:
-        found = at.measured(TABLES.name)["heads"]
-        overall, each = (criterion.asks for criterion in self.criteria)
-        gaps: dict[str, list[float]] = {}
-        for row in found:
-            gaps.setdefault(row["name"], []).append(row["r2"] - row["control"])
-        parts = [Part(overall, "all heads", estimate([gap for own in gaps.values() for gap in own]))]
-        parts += [Part(each, name, estimate(own)) for name, own in gaps.items()]
-        header = ("model", "head", "R²", "control", "R² with layer norm")
-        rows = [(row["name"], row["head"], row["r2"], row["control"], row["normed"]) for row in found]
-        sentences = [
-            f"{name}: mean R² {part.effect.mean:.2f} above the control over {part.effect.count} heads."
-            for name, part in zip(gaps, parts[1:], strict=True)
-        ]
-        return Measured(parts, {"heads": Table(header, rows)}, sentences)
+        return heads_found(at.measured(TABLES.name), *(criterion.asks for criterion in self.criteria))
 
 
 TABLES = Measuring("tisa-tables", measure_tables, lambda at: at.size.samples * 12 * 36 * 2e8)
@@ -250,7 +205,7 @@ class GoesWithPerformance(Claim):
     says = "Models whose position table is more translation-invariant perform better."
     place = "the analysis of existing models"
     quantity = "Spearman's correlation of R² with minus the test loss over models (−1 to 1)"
-    # 0.3 explains a tenth of the variance of the ranks. Nine groups of size and budget, or fewer than six are too few.
+    # 0.3 explains a tenth of the variance of the ranks. A bootstrap over fewer than six groups has no honest interval.
     criteria = (Criterion("Rank correlation of R² with minus the loss, over models", Larger(0.3, seeds=6)),)
     limits = (
         "A correlation, not a cause: size and budget move both. Performance is the test loss of masked language "

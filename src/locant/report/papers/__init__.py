@@ -1,0 +1,1 @@
+"""The pages of reproductions: the figures of each paper, one file each."""
