@@ -110,14 +110,14 @@ def performance(models: list[TrainedTable], longest: list[tuple[str, RunResult]]
     """Returns the correlation of R² with the loss over models, inside groups, and along the steps of the long runs."""
     over = over_models(models)
     inside = beyond_size_and_budget(models)
-    along = estimate([along(run) for _, run in longest])
+    in_runs = estimate([along(run) for _, run in longest])
     header = ("among", "correlation", "low", "high", "independent groups")
     others = [
         (name, each.mean, each.low, each.high, each.count)
         for name, each in (
             ("all models", over),
             ("models of one size and one budget", inside),
-            ("steps of each of the longest runs", along),
+            ("steps of each of the longest runs", in_runs),
         )
     ]
     rows = [(one.shape, one.steps, one.seed, one.r2, one.loss) for one in models]
@@ -129,7 +129,7 @@ def performance(models: list[TrainedTable], longest: list[tuple[str, RunResult]]
         },
         [
             f"Over {len(models)} models the rank correlation is {over.mean:.2f}; among models of one size and budget "
-            f"it is {inside.mean:.2f}, and along the steps of a run {along.mean:.2f}."
+            f"it is {inside.mean:.2f}, and along the steps of a run {in_runs.mean:.2f}."
         ],
     )
 

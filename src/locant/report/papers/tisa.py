@@ -26,8 +26,8 @@ def tables(found: Measured) -> tuple[Figure, ...]:
         own = maps.where(table=name)
         places = _distinct(own.column("row"))
         values = own.column("value")
-        rows = [values[at : at + len(places)] for at in range(0, len(values), len(places))]
-        panels.append(Heat(name, "", "position", "position", places, places, rows, diverging=True))
+        matrix = [values[at : at + len(places)] for at in range(0, len(values), len(places))]
+        panels.append(Heat(name, "", "position", "position", places, places, matrix, diverging=True))
     header = list(r2.header)
     rows = []
     for row in r2.rows:
@@ -129,7 +129,7 @@ def performs(found: Measured) -> tuple[Figure, ...]:
         Lines(
             "Translation invariance against test loss",
             "One short line joins the seeds of one size and one budget, ordered by loss; colours are sizes. If more "
-            "invariant tables go with better models, the lines lie along a path from the upper left to the lower right.",
+            "invariant tables go with better models, the lines lie on a path from the upper left to the lower right.",
             "test loss (lower is better)",
             "R² of E Eᵀ, i ≠ j",
             tuple(series),
@@ -191,7 +191,8 @@ def lengths(found: Measured) -> tuple[Figure, ...]:
         ("Loss by length", "test loss (lower is better)", ("loss", "low", "high"),
          "Mean test loss at each length over the same text; bars are 95 % intervals over seeds. A scheme that "
          "extrapolates stays level. The position table has a single dot: it cannot read longer inputs."),
-        ("Loss by length, minus that at the trained length", "change of the loss", ("change", "change low", "change high"),
+        ("Loss by length, minus that at the trained length", "change of the loss",
+         ("change", "change low", "change high"),
          "Each model minus itself at the trained length. Below 0, longer inputs help; above 0, the scheme does not "
          "extrapolate."),
     ):  # fmt: skip
