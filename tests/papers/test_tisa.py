@@ -10,12 +10,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from locant.experiments import comparison, workers
 from locant.experiments.results import RunResult
-from locant.experiments.statistics import Estimate
+from locant.experiments.timing import seconds_of_a_step
 from locant.experiments.work import Run
-from locant.papers import albert_glue, glue, reproduction, table_training, tisa
+from locant.experiments.workers import do_run
+from locant.papers import glue, reproduction, table_training, tisa
 from locant.papers.albert_glue import AlbertSizes, glue_gains
-from locant.papers.claim import Paper
+from locant.papers.claim import Measured, Paper, Table
 from locant.papers.glue import Arm, GlueSizes, gains, mean_gain
 from locant.papers.head_kinds import BETWEEN, GLOBAL, LOCAL, HeadCurve, head_labels, initial_heads, rarer, shares
 from locant.papers.longer_inputs import by_length
@@ -25,6 +27,7 @@ from locant.papers.rules import CONFIRMED, CONTRADICTED, NOT_SHOWN
 from locant.papers.steps import unique
 from locant.papers.table_training import TrainedTable, along, over_models, performance, rise, start_and_end, trend
 from locant.report.papers.tisa import FIGURES
+from tests import bert
 
 CLAIMS = {claim.id: claim for claim in tisa.PAPER.claims}
 
@@ -112,8 +115,12 @@ class TestTables:
 
     @pytest.mark.parametrize(
         ("values", "verdict"),
-        [([0.5, 0.6, 0.7, 0.8], CONFIRMED), ([0.02, 0.01, 0.03, 0.02], NOT_SHOWN), ([-0.3, -0.3, -0.31, -0.3], CONTRADICTED)],
-    )  # fmt: skip
+        [
+            ([0.5, 0.6, 0.7, 0.8], CONFIRMED),
+            ([0.02, 0.01, 0.03, 0.02], NOT_SHOWN),
+            ([-0.3, -0.3, -0.31, -0.3], CONTRADICTED),
+        ],
+    )
     def test_verdict_of_tables(self, values, verdict):
         rows = [{"name": f"t{at}", "kind": "learned", "positions": 65, "width": 8, "off_diagonal": value, "shown": [0],
                  "interval": [value - 0.05, value + 0.05], "control": [0.0, -0.01, 0.01], "gram": value,
@@ -213,7 +220,9 @@ class TestGlue:
     )
     def test_verdict(self, with_table, alone, verdict):
         def scores(gain):
-            return {task: {seed: 50 + gain + 0.01 * seed * (gain != 0) for seed in range(3)} for task in ("MRPC", "RTE")}
+            return {
+                task: {seed: 50 + gain + 0.01 * seed * (gain != 0) for seed in range(3)} for task in ("MRPC", "RTE")
+            }
 
         arms = {"native": scores(0), "native+tisa:kernels=5": scores(with_table), "tisa:kernels=5": scores(alone)}
         found = glue_gains({arm.label: arms["native"] for arm in tisa.ARMS} | arms, arms, asks("A5"))
@@ -237,14 +246,20 @@ class TestCounts:
 class TestLengths:
     @pytest.mark.parametrize(
         ("change", "without", "verdict"),
-        [(-0.1, 3.0, CONFIRMED), (0.01, 3.0, CONFIRMED), (0.5, 3.0, CONTRADICTED), (0.0, 2.0, NOT_SHOWN), (0.0, 1.0, CONTRADICTED)],
-    )  # fmt: skip
+        [
+            (-0.1, 3.0, CONFIRMED),
+            (0.01, 3.0, CONFIRMED),
+            (0.5, 3.0, CONTRADICTED),
+            (0.0, 2.0, NOT_SHOWN),
+            (0.0, 1.0, CONTRADICTED),
+        ],
+    )
     def test_verdict(self, change, without, verdict):
         scores = {
             length: {
                 "tisa:kernels=5": {seed: 2.0 + seed + change * at + 1e-3 * seed for seed in range(3)},
                 "nope": {seed: without + seed for seed in range(3)},
-                "native": {seed: 2.0 for seed in range(3)} if at == 0 else {},
+                "native": dict.fromkeys(range(3), 2.0) if at == 0 else {},
             }
             for at, length in enumerate((16, 32, 64))
         }
@@ -279,8 +294,12 @@ class TestHeadKinds:
 
     @pytest.mark.parametrize(
         ("trained", "initial", "verdict"),
-        [([NEAR, FLAT], [FLAT, FLAT], CONFIRMED), ([FLAT, FLAT], [FLAT, FLAT], NOT_SHOWN), ([FLAT, FLAT], [NEAR, FLAT], CONTRADICTED)],
-    )  # fmt: skip
+        [
+            ([NEAR, FLAT], [FLAT, FLAT], CONFIRMED),
+            ([FLAT, FLAT], [FLAT, FLAT], NOT_SHOWN),
+            ([FLAT, FLAT], [NEAR, FLAT], CONTRADICTED),
+        ],
+    )
     def test_verdict(self, trained, initial, verdict):
         found = head_labels(dict.fromkeys(range(3), trained), dict.fromkeys(range(3), initial), *asks("A8"))
         assert CLAIMS["A8"].verdict(found) == verdict
@@ -314,3 +333,93 @@ TINY = tisa.Sizes(
                        glue=TINY_GLUE),
 )  # fmt: skip
 WHOLE = Paper("tisa", "title", "authors", tisa.PAPER.claims, {"tiny": TINY})
+
+
+class OneProcess:
+    """Executes runs in this process: starting one for each takes longer than a tiny run."""
+
+    def __init__(self, threads: int) -> None:
+        self.check, self.seconds_of_a_step = comparison.check_here, seconds_of_a_step
+
+    def work(self, runs, data):
+        for run, here in runs:
+            here.mkdir(parents=True, exist_ok=True)
+            do_run(run, here, data)
+            yield
+
+
+def write_data(folder: Path) -> Path:
+    """Invented data in the layout of sources.py."""
+    rng = random.Random(0)
+    lines = [
+        " ".join(rng.choice(["the cat", "a dog", "sat on", "ran to", "my mat"]) for _ in range(8)) for _ in range(200)
+    ]
+    text = ".\n".join(lines)
+    for name in ("wikitext-2-raw/wiki.train.raw", "wikitext-2-raw/wiki.valid.raw", "books/one.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    pair = "sentence1\tsentence2\tscore\n" + "".join(f"{lines[at]}\t{lines[at + 1]}\t{at % 6}\n" for at in range(24))
+    one = "sentence\tlabel\n" + "".join(f"{lines[at]}\t{at % 2}\n" for at in range(24))
+    texts = {"SST-2": one, "STS-B": pair, "CoLA": one, "MRPC": one, "RTE": one}  # of the last three the names suffice
+    for task, content in texts.items():
+        (folder / "glue" / task).mkdir(parents=True)
+        for part in ("train", "dev"):
+            (folder / "glue" / task / f"{part}.tsv").write_text(content)
+    bert.save(folder / "models" / "all-MiniLM-L6-v2")
+    (folder / "tables").mkdir()
+    torch.manual_seed(0)
+    weights = {f"good.layer.0.{name}.weight": torch.randn(4, 8) for name in ("query", "key")}
+    tables = {
+        f"{name}.position_embeddings": waves(64, 8) + shift for shift, name in enumerate(("good", "fine", "third"))
+    }
+    save_file({**tables, **weights}, folder / "tables" / "all.safetensors")
+    return folder
+
+
+@pytest.mark.slow
+def test_a_tiny_reproduction_runs_once(tmp_path, monkeypatch):
+    """All claims, end to end. Run again, no step is repeated, and the findings are the same."""
+    monkeypatch.setattr(workers, "LocalWorkers", OneProcess)
+    data, out = write_data(tmp_path / "data"), tmp_path / "out"
+    begun: list[str] = []
+
+    def on_step(step, number, total):
+        begun.append(step.name)
+        return lambda share: None
+
+    at = reproduction.begin(WHOLE, "tiny", out, data)
+    reproduction.check(WHOLE.claims, at)
+    first = list(reproduction.run(WHOLE.claims, at, on_step=on_step))
+    assert [(finding.id, finding.problem) for finding in first] == [(claim, "") for claim in CLAIMS]
+    steps = unique(step for claim in WHOLE.claims for step in claim.steps(at))
+    assert sorted(begun) == sorted(step.name for step in steps), "each step once, also if claims share it"
+
+    begun.clear()
+    again = reproduction.begin(WHOLE, "tiny", out, data)
+    second = list(reproduction.run(WHOLE.claims, again, on_step=on_step))
+    assert begun == []
+    assert [finding.verdict for finding in second] == [finding.verdict for finding in first]
+    stored = reproduction.findings(WHOLE, again)
+
+    verdicts = {finding.id: finding.verdict for finding in first}
+    assert verdicts["A6"] == CONFIRMED
+    measured = {finding.id: finding.found for finding in first}
+    assert len(measured["A3"].parts) == 2
+    assert measured["A4"].tables["models"].column("steps") == [4, 4, 8, 8]
+    assert {row[1] for row in measured["A5"].tables["gains"].where(model="MiniLM").rows} == {
+        arm.label for arm in tisa.ARMS[1:]
+    }
+    assert len(measured["A5"].tables["scores"].where(model="ALBERT shape").rows) == 3 * 2
+    longer = measured["A7"].tables["lengths"]
+    assert longer.where(scheme="native").column("length") == [16], "a table cannot read longer inputs"
+    assert longer.where(scheme="tisa:kernels=5").column("length") == [16, 32]
+    assert measured["A8"].tables["heads"].where(when="trained").column("head") == [1, 2, 1, 2]
+    assert [row["tisa"] for row in at.measured("tisa-counts")["rows"]] == [36, 108, 180, 432, 1296, 2160]
+    for claim in CLAIMS:
+        assert FIGURES[claim](stored[claim].found) == FIGURES[claim](json_of(measured[claim]))
+
+
+def json_of(found):
+    """What is read back from a file: tuples have become lists."""
+    tables = {name: Table(*json.loads(json.dumps([table.header, table.rows]))) for name, table in found.tables.items()}
+    return Measured(found.parts, tables, found.sentences)
