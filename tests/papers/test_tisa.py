@@ -166,9 +166,9 @@ class TestTraining:
     @pytest.mark.parametrize(("slope", "verdict"), [(0.02, CONFIRMED), (-0.02, CONTRADICTED), (0.0002, NOT_SHOWN)])
     def test_verdict_of_the_rise(self, slope, verdict):
         runs = [("2x16", run_of([0.5 + slope * (at + 0.1 * seed) for at in range(20)], seed=seed)) for seed in range(4)]
-        found = rise(runs, *asks("A3"))
+        found = rise(runs, [("masked", run_of([0.5, 0.0]))], *asks("A3"))
         assert CLAIMS["A3"].verdict(found) == verdict
-        assert len(found.tables["by step"].rows) == 80
+        assert len(found.tables["by step"].rows) == 80 + 2, "runs beside the others are shown and do not decide"
 
     @staticmethod
     def models(sign: int) -> list[TrainedTable]:
@@ -306,11 +306,17 @@ class TestHeadKinds:
         assert len(found.tables["curves"].rows) == 2 * 33
 
     def test_fresh_curves_are_global_and_repeatable(self):
-        heads = initial_heads("tisa:kernels=5", layers=2, heads=3, reach=32, seed=0)
+        heads = initial_heads("tisa:kernels=5", layers=2, heads=3, reach=32, seed=0, causal=False)
         assert len(heads) == 6
         assert shares(heads)[GLOBAL] == 1
-        assert heads[0].values == initial_heads("tisa:kernels=5", 2, 3, 32, 0)[0].values
-        assert heads[0].values != initial_heads("tisa:kernels=5", 2, 3, 32, 1)[0].values
+        assert heads[0].values == initial_heads("tisa:kernels=5", 2, 3, 32, 0, causal=False)[0].values
+        assert heads[0].values != initial_heads("tisa:kernels=5", 2, 3, 32, 1, causal=False)[0].values
+
+    def test_a_causal_head_has_no_offsets_above_0(self):
+        both, past = (initial_heads("tisa:kernels=5", 1, 1, 8, 0, causal=causal)[0] for causal in (False, True))
+        assert past.r == list(range(-8, 1))
+        assert past.values == both.values[:9]
+        assert HeadCurve("layer 1", 1, past.r, [0.0] * 9).near == pytest.approx(4 / 9)
 
 
 def test_every_claim_has_figures_and_sizes_agree():
@@ -327,9 +333,11 @@ def test_every_claim_has_figures_and_sizes_agree():
 
 TINY_GLUE = GlueSizes(("SST-2",), seeds=1, steps=2, batch=4, length=12, rate=1e-3)
 TINY = tisa.Sizes(
-    samples=2, shapes=(tisa.Shape(1, 2, 16),), budgets=(4, 8), seeds=2, length=16, batch=4, vocabulary=300, rate=1e-3,
+    samples=2, task="clm", masked_seeds=1, shapes=(tisa.Shape(1, 2, 16),), budgets=(4, 8),
+    seeds=2, length=16, batch=4, vocabulary=300, rate=1e-3,
     evaluated=256, extrapolating=tisa.Shape(1, 2, 16), extrapolating_steps=2, longest=2, glue=TINY_GLUE,
-    albert=AlbertSizes(layers=1, heads=2, width=16, vocabulary=300, length=16, batch=4, steps=2, rate=1e-3, seeds=2,
+    albert=AlbertSizes(layers=1, heads=2, width=16, vocabulary=300, length=16, batch=4, steps=2,
+                       rate=1e-3, scheme_rate=1e-2, seeds=2,
                        glue=TINY_GLUE),
 )  # fmt: skip
 WHOLE = Paper("tisa", "title", "authors", tisa.PAPER.claims, {"tiny": TINY})

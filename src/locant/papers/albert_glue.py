@@ -33,6 +33,9 @@ class AlbertSizes:
     batch: int
     steps: int  # of pre-training
     rate: float
+    scheme_rate: (
+        float  # of TISA's kernels: Adam moves a parameter by at most the rate in a step, and they start far off
+    )
     seeds: int  # of pre-training; the gains are paired by them
     glue: GlueSizes  # its seeds are runs per pretrained model, which are averaged
 
@@ -44,17 +47,20 @@ class AlbertSizes:
 
 SIZES: Mapping[str, AlbertSizes] = {
     "quick": AlbertSizes(
-        layers=3, heads=4, width=96, vocabulary=2048, length=64, batch=16, steps=80, rate=2e-3, seeds=2,
+        layers=3, heads=4, width=96, vocabulary=2048, length=64, batch=16, steps=80,
+        rate=2e-3, scheme_rate=1e-2, seeds=2,
         glue=GlueSizes(("SST-2", "STS-B"), seeds=1, steps=30, batch=16, length=48, rate=5e-4, evaluated=256),
     ),
     # 4.1 million tokens, about 0.35 s per step on one core; a fine-tuning takes about 50 s.
     "small": AlbertSizes(
-        layers=3, heads=4, width=128, vocabulary=4096, length=64, batch=32, steps=2000, rate=2e-3, seeds=3,
+        layers=3, heads=4, width=128, vocabulary=4096, length=64, batch=32, steps=2000,
+        rate=2e-3, scheme_rate=1e-2, seeds=3,
         glue=GlueSizes(("SST-2", "MRPC", "STS-B"), seeds=2, steps=250, batch=16, length=64, rate=5e-4),
     ),
     # ALBERT-base: 12 layers of 768; its own pre-training has 125,000 steps of 4,096 sequences.
     "paper": AlbertSizes(
-        layers=12, heads=12, width=768, vocabulary=30_000, length=512, batch=64, steps=125_000, rate=2e-4, seeds=3,
+        layers=12, heads=12, width=768, vocabulary=30_000, length=512, batch=64, steps=125_000,
+        rate=2e-4, scheme_rate=1e-3, seeds=3,
         glue=GlueSizes(("CoLA", "SST-2", "MRPC", "STS-B", "RTE"), seeds=2, steps=3000, batch=32, length=128, rate=3e-5),
     ),
 }  # fmt: skip
@@ -64,7 +70,8 @@ def pretraining(sizes: AlbertSizes) -> Training:
     """Returns the pre-training of all arms."""
     preset = (
         f"quick:layers={sizes.layers},heads={sizes.heads},width={sizes.width},vocabulary={sizes.vocabulary},"
-        f"length={sizes.length},batch={sizes.batch},rate={sizes.rate:g},longest=1"
+        f"length={sizes.length},batch={sizes.batch},rate={sizes.rate:g},"
+        f"scheme_rate={sizes.scheme_rate:g},longest=1"
     )
     return Training(
         "tisa-albert", "mlm", SCHEMES, sizes.seeds, sizes.steps, preset, joined(TEXT.name), "albert", keep_models=True

@@ -68,29 +68,35 @@ def rarer(heads: Iterable[HeadCurve]) -> float:
     return min(found[LOCAL], found[GLOBAL])
 
 
-def trained_heads(folder: Path) -> list[HeadCurve]:
-    """Returns the curves that a run of TISA stored in its folder."""
+def trained_heads(folder: Path, *, causal: bool) -> list[HeadCurve]:
+    """Returns the curves that a run of TISA stored in its folder. A causal model has no offsets above 0."""
     found = stored_curves(folder)
     if found is None or not found.curves:
         raise ValueError(f"{folder} has no stored curves{': ' + found.problem if found and found.problem else ''}")
     return [
-        HeadCurve(place, number, curve.r, values)
+        _used(HeadCurve(place, number, curve.r, values), causal)
         for place, curve in found.curves
         if curve.field == "bias"
         for number, values in enumerate(curve.values, 1)
     ]
 
 
-def initial_heads(spec: str, layers: int, heads: int, reach: int, seed: int) -> list[HeadCurve]:
+def initial_heads(spec: str, layers: int, heads: int, reach: int, seed: int, *, causal: bool) -> list[HeadCurve]:
     """Returns the curves of freshly initialised schemes, one per layer: the control."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return [
-            HeadCurve(f"layer {layer}", number, curve.r, values)
+            _used(HeadCurve(f"layer {layer}", number, curve.r, values), causal)
             for layer in range(1, layers + 1)
             for curve in curves(scheme(spec, n_heads=heads), reach)
             for number, values in enumerate(curve.values, 1)
         ]
+
+
+def _used(head: HeadCurve, causal: bool) -> HeadCurve:
+    """The part of the curve that a causal mask leaves: the rest has no effect and is never trained."""
+    kept = [(r, value) for r, value in zip(head.r, head.values, strict=True) if r <= 0 or not causal]
+    return HeadCurve(head.layer, head.head, [r for r, _ in kept], [value for _, value in kept])
 
 
 Curves = Mapping[int, Sequence[HeadCurve]]

@@ -83,19 +83,21 @@ def beyond_size_and_budget(models: Sequence[TrainedTable]) -> Estimate:
     return rank_correlation(x.tolist(), y.tolist(), groups)
 
 
-def rise(runs: list[tuple[str, RunResult]], asks_rise: str, asks_trend: str) -> Measured:
-    """Returns the rise of R² over runs, given with the name of their shape."""
+Runs = Sequence[tuple[str, RunResult]]
+"""Runs with the name of their shape."""
+
+
+def rise(runs: Runs, beside: Runs, asks_rise: str, asks_trend: str) -> Measured:
+    """Returns the rise of R² over runs. The runs `beside` them are in the tables only."""
     ends = [start_and_end(run) for _, run in runs]
     trends = [trend(run) for _, run in runs]
     parts = [
         Part(asks_rise, "all models", estimate([end - start for start, end in ends])),
         Part(asks_trend, "all models", estimate(trends)),
     ]
-    rows = [
-        (shape, run.run.seed, start, end, trend)
-        for (shape, run), (start, end), trend in zip(runs, ends, trends, strict=True)
-    ]
-    by_step = [(shape, run.run.seed, step, r2, loss) for shape, run in runs for step, r2, loss in logged(run)]
+    shown = [*runs, *beside]
+    rows = [(shape, run.run.seed, *start_and_end(run), trend(run)) for shape, run in shown]
+    by_step = [(shape, run.run.seed, step, r2, loss) for shape, run in shown for step, r2, loss in logged(run)]
     tables = {
         "rise": Table(("shape", "seed", "R² at the start", "R² at the end", "trend"), rows),
         "by step": Table(("shape", "seed", "step", "R²", "loss"), by_step),
@@ -106,7 +108,7 @@ def rise(runs: list[tuple[str, RunResult]], asks_rise: str, asks_trend: str) -> 
     )
 
 
-def performance(models: list[TrainedTable], longest: list[tuple[str, RunResult]], asks: str) -> Measured:
+def performance(models: list[TrainedTable], longest: Runs, asks: str) -> Measured:
     """Returns the correlation of R² with the loss over models, inside groups, and along the steps of the long runs."""
     over = over_models(models)
     inside = beyond_size_and_budget(models)
