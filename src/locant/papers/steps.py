@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +222,6 @@ class Adapting(Step):
     tasks: tuple[tuple[str, Input], ...] = ()  # scores of `locant adapt --eval`: (("stsb", source("glue:STS-B")),)
 
     def run(self, at: Place, progress: Progress) -> None:
-        from functools import partial
-
         from locant.adaptation import adapting, sample, scores
         from locant.adaptation.pooling import pooling_of
         from locant.hf.sentence_folder import sentence_folder
