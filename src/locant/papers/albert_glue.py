@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from locant.papers import glue
 from locant.papers.claim import Cell, Measured, Part, Table
+from locant.papers.cost import Shape
 from locant.papers.glue import GlueSizes
 from locant.papers.place import Place
 from locant.papers.steps import Joining, Step, Training, joined, source
@@ -81,13 +82,9 @@ def pretraining(sizes: AlbertSizes) -> Training:
 def fine_tuning(sizes: AlbertSizes, task: str, scheme: str, seed: int) -> Training:
     """Returns the fine-tuning of one pretrained model on one task."""
     before = pretraining(sizes)
-    return glue.training(
-        task,
-        glue.NATIVE,
-        sizes.glue,
-        model=before.model_of(scheme, seed),
-        prefix=f"tisa-albert-{glue.slug(scheme)}.s{seed}",
-    )
+    model, prefix = before.model_of(scheme, seed), f"tisa-albert-{glue.slug(scheme)}.s{seed}"
+    tuned = glue.training(task, glue.NATIVE, sizes.glue, model=model, prefix=prefix)
+    return replace(tuned, shape=Shape(sizes.layers, sizes.width))
 
 
 def steps_of(sizes: AlbertSizes) -> list[Step]:
