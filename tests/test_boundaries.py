@@ -46,6 +46,7 @@ OPTIONAL = {
     "matplotlib": "extra",
     "plotext": "extra",
     "ray": "extra",
+    "safetensors": "extra",
     "scipy": "extra",
     "sklearn": "extra",
     "tokenizers": "extra",

@@ -100,6 +100,7 @@ class Training(Step):
     data: Input
     model: str | Input | None = None  # a shape made from scratch, or a trained model; None for the task's default
     keep_models: bool = False  # whether the weights are needed after the test; else they are deleted
+    shape: Shape | None = None  # of a model that another step makes: the estimate comes before it is there
 
     def run(self, at: Place, progress: Progress) -> None:
         out = at.runs(self.name)
@@ -175,6 +176,8 @@ class Training(Step):
         return str(self.model.path(at)) if isinstance(self.model, Input) else self.model
 
     def _shape(self, at: Place) -> Shape:
+        if self.shape is not None:
+            return self.shape
         sizes = self._sizes()
         if isinstance(self.model, Input):
             return shape_of_input(self.model, at)

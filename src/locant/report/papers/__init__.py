@@ -59,8 +59,9 @@ def paper_report(paper: Paper, preset: str, found: Mapping[str, Finding], hours:
 
 
 _INTRO = (
-    "Each claim has criteria that were fixed before anything was run. An effect is positive if it points the way the "
-    "paper says. Confirmed and contradicted refer to this experiment at this size, not to the paper's own."
+    "Each claim has criteria that were recorded before the run. Where some of the numbers had been seen before a "
+    "criterion was written, the limits of the claim say so. An effect is positive if it points the way the paper says. "
+    "Confirmed and contradicted refer to this experiment at this size, not to the paper's own."
 )
 
 
