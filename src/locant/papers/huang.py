@@ -107,8 +107,8 @@ class RobustPastTheTrainedLength(Claim):
     criteria = (Criterion(against, NotWorse(0.05)), Criterion(alone, NotWorse(0.05)))
     limits = (
         "Longer is relative to the fine-tuning alone: the pretrained table has 512 trained rows, and the warm arms "
-        "were adapted at up to 256 tokens. Most paragraphs of SQuAD have fewer than 200 tokens, so few inputs fill a window "
-        "of 4 times the length."
+        "were adapted at up to 256 tokens. Most paragraphs of SQuAD have fewer than 200 tokens, so few inputs fill a "
+        "window of 4 times the length."
     )
     sources = MethodFourIsBest.sources
 

@@ -1,0 +1,1 @@
+"""Figures of the reproductions, one file per paper."""
