@@ -35,7 +35,8 @@ class Sizes:
     GLUE       A seed costs 340 s: 4 methods with 4 seeds, and the original with 6, which another paper shares: 3,740 s.
     adapting   Fit 45 s, scores and agreement in four states 110 s, 5 s a step: 12 arms and seeds of 20 steps and 4 of
                40 take 4,400 s on one core, about 3,400 s on two.
-    retrieval  24 meetings of 13,000 tokens, 110 to 130 s a model on one core: 15 models take about 1,500 s.
+    retrieval  60 meetings of 4,096 tokens and their queries, 110 to 130 s a model on one core: 15 models take about
+               1,500 s.
     """
 
     squad: SquadSizes
@@ -48,7 +49,8 @@ class Sizes:
     longer: tuple[int, ...]  # further budgets of C5
     adapted_seeds: int  # adaptations of method 4 with the small budget
     meetings: int  # of the retrieval test, evenly spaced over its 197; 0 for all
-    chunk: int = 256  # tokens that the retrieval test reads at once
+    chunks: int  # most chunks that it reads of a meeting, evenly spaced; 0 for all
+    chunk: int = 256  # tokens that it reads at once
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -72,19 +74,19 @@ SIZES = {
         squad=SquadSizes(seeds=2, cold_seeds=1, steps=12, batch=8, rate=2e-4, length=64, longest=4, also=192,
                          questions=30),
         glue=glue.MINILM_SIZES["quick"], glue_seeds=2, arms=("shaw", BEST), clip=64, clips=(8,), budget=2, longer=(),
-        adapted_seeds=2, meetings=6,
+        adapted_seeds=2, meetings=12, chunks=4,
     ),
     "small": Sizes(
         squad=SquadSizes(seeds=4, cold_seeds=3, steps=70, batch=16, rate=2e-4, length=128, longest=4, also=384,
                          questions=150),
         glue=glue.MINILM_SIZES["small"], glue_seeds=4, arms=ALL, clip=64, clips=(8, 128), budget=20, longer=(40,),
-        adapted_seeds=3, meetings=24,
+        adapted_seeds=3, meetings=60, chunks=16,
     ),
     # Fine-tuning as the paper: 3e-5, batch 48, two epochs. Warm starts instead of its pre-training.
     "paper": Sizes(
         squad=SquadSizes(seeds=5, cold_seeds=5, steps=3650, batch=48, rate=3e-5, length=128, longest=4, also=384,
                          questions=0),
         glue=glue.MINILM_SIZES["paper"], glue_seeds=5, arms=ALL, clip=64, clips=(8, 16, 32, 128), budget=500,
-        longer=(2000, 10_000), adapted_seeds=5, meetings=0,
+        longer=(2000, 10_000), adapted_seeds=5, meetings=0, chunks=0,
     ),
 }  # fmt: skip
