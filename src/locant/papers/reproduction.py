@@ -7,7 +7,6 @@ refused, so a rule cannot change between a run and its verdict.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,7 +65,7 @@ def begin(paper: Paper, preset: str, out: Path, data: Path | None, work: Path | 
         "paper": paper.name,
         "preset": preset,
         "version": __version__,
-        "sizes": json.loads(json.dumps(dataclasses.asdict(size))),  # tuples as the lists that are read back
+        "sizes": dataclasses.asdict(size),
         "rules": {claim.id: [criterion.words for criterion in claim.criteria] for claim in paper.claims},
     }
     run_folder.check(out, FILE, *FOLDERS)

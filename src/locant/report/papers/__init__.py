@@ -1,1 +1,0 @@
-"""Figures of the reproductions, one file per paper."""
