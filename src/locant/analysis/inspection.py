@@ -40,6 +40,7 @@ class Inspection:
 
     name: str
     facts: dict[str, str]
+    question: str = "How does this model know where its tokens are?"
     notes: dict[str, list[str]] = field(default_factory=dict)  # notice text -> the page sections it concerns
     invariances: list[invariance.InvarianceRow] = field(default_factory=list)
     table: Tensor | None = None
@@ -65,6 +66,14 @@ class Inspection:
     def note(self, what: str | Exception, of: str = "") -> None:
         """Adds a notice about the part `of`; about the whole page if `of` is empty."""
         self.notes.setdefault(str(what), []).extend([of] if of else [])
+
+    def add_table(self, table: Tensor, last: int | None = None) -> None:
+        """Keeps a table [positions, width], E Eᵀ over some of its positions, and its structure over 1 … `last`."""
+        self.table = table.detach().double()
+        self.gram_positions = list(range(0, table.shape[0], math.ceil(table.shape[0] / GRAM)))
+        kept = self.table[self.gram_positions]
+        self.gram = kept @ kept.mT
+        self.structure = invariance.structure(self.table, last=last)
 
     @property
     def notices(self) -> list[str]:
@@ -157,11 +166,7 @@ def _invariance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> No
     found.invariances = invariance.of_model(model, samples=10)
     table = next((stack.table() for stack in invariance.stacks(model) if stack.table is not None), None)
     if table is not None and table.shape[0] > 8:
-        found.table = table.detach().double()
-        found.gram_positions = list(range(0, table.shape[0], math.ceil(table.shape[0] / GRAM)))
-        kept = found.table[found.gram_positions]
-        found.gram = kept @ kept.mT
-        found.structure = invariance.structure(found.table)
+        found.add_table(table)
 
 
 def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:

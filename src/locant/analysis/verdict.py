@@ -45,7 +45,7 @@ def _on_table(found: Inspection) -> list[str]:
     gram = next((row for row in found.invariances if row.quantity == "E Eᵀ"), None)
     beside = next((row for row in found.invariances if row.quantity == "E Eᵀ, i ≠ j"), None)
     if gram is not None and gram.control is not None and beside is not None and beside.control is not None:
-        whose = f" of the {gram.stack}" if gram.stack else ""
+        whose = f" of the {gram.stack}" if gram.stack in ("encoder", "decoder") else f" {gram.stack}".rstrip()
         sentences.append(
             f"In the position table{whose}, inner products depend on the offset with a Toeplitz R² of {gram.r2:.2f} "
             f"(E Eᵀ over positions {gram.first}–{gram.last}; a random table of the same norms scores "

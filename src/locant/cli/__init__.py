@@ -6,7 +6,7 @@
     errors.py      errors in one line
     extras.py      packages that only some commands need
     terminal.py    the terminal that the commands print to
-    schemes.py, models.py, machine.py, training.py, adapting.py    the commands, one file per group
+    schemes.py, models.py, machine.py, training.py, adapting.py, papers.py    the commands, one file per group
 
 Help, a wrong option and an unknown scheme need the standard library alone. The module of a command, which may import
 rich, torch and transformers, is imported after its options have been read.

@@ -1,7 +1,7 @@
 """Every command of `locant`: its summary, its options, the function that runs it and the extra it needs.
 
-The function that runs a command is in the file of its group: schemes.py, models.py, machine.py, training.py or
-adapting.py. Its parameters have the names of the command's options and arguments.
+The function that runs a command is in the file of its group: schemes.py, models.py, machine.py, training.py,
+adapting.py or papers.py. Its parameters have the names of the command's options and arguments.
 """
 
 from __future__ import annotations
@@ -51,10 +51,15 @@ def _check(parser: Parser) -> None:
 
 
 def _inspect(parser: Parser) -> None:
-    parser.argument("model", "Folder or hub name of a Hugging Face model, swapped or not.")
+    parser.argument("model", "Folder or hub name of a Hugging Face model, swapped or not. Or a position table: "
+                    "FILE::KEY, with a .safetensors or .bin file or a folder of weights; ::KEY may be left out if a "
+                    "file has one table.")  # fmt: skip
     parser.option("--text", type=Path, metavar="FILE", help="Text that the model reads. Default: Python's own manual.")
     _file(parser, "The page; its tables are written beside it as csv.", default=Path("report.html"))
-    parser.option("--compare", metavar="MODEL", help="Another model, shown side by side.")
+    parser.option("--compare", metavar="MODEL", help="Another model or table, shown side by side.")
+    parser.option("--heads", type=values.at_least(1), metavar="N",
+                  help="For a table: attention heads of its model. With it, the page has the heads of the first layer "
+                  "if the file has their weights.")  # fmt: skip
 
 
 def _bench(parser: Parser) -> None:
@@ -133,6 +138,19 @@ def _adapt(parser: Parser) -> None:
     _seed(parser, "the order of the text and of the scheme")
 
 
+def _reproduce(parser: Parser) -> None:
+    parser.argument("paper", "tisa, variance, huang or all.", type=values.one_of("tisa", "variance", "huang", "all"))
+    parser.option("--claim", action="append", metavar="ID",
+                  help="One claim, such as A3; may be given several times. Default: all of them.")  # fmt: skip
+    parser.option("--preset", default="quick", type=values.one_of("quick", "small", "paper"), metavar="PRESET",
+                  help="quick: minutes; small: hours on a laptop; paper: the paper's own sizes, for GPUs.")  # fmt: skip
+    parser.option("--data", type=Path, metavar="FOLDER",
+                  help="Folder with the data; a missing file is named with the place to get it.")  # fmt: skip
+    _folder(parser, "Folder of the reproduction. The same command continues one that was stopped.")
+    parser.option("--plan", action="store_true", help="Print the claims, their rules and the time, and run nothing.")
+    parser.option("--long", action="store_true", help="Start even if the estimate is more than two days.")
+
+
 def _specs(parser: Parser, examples: str) -> None:
     parser.argument("specs", f"Schemes, such as {examples}.", nargs="+", metavar="SPEC", type=values.scheme)
 
@@ -206,4 +224,6 @@ COMMANDS = {
                         "launch: python -m locant finetune …", _finetune, COMPARE, forks=True),
     "adapt": Command("adapting.adapt", "Give a trained model another position scheme that keeps its quality and reads "
                      "past its old length.", _adapt, COMPARE),
+    "reproduce": Command("papers.reproduce", "Test the claims of the papers behind locant, by rules that were fixed "
+                         "beforehand, and write a page of verdicts.", _reproduce, COMPARE, forks=True),
 }  # fmt: skip

@@ -13,9 +13,10 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from locant.analysis import inspection
+from locant.analysis.table_inspection import inspect_tables
 from locant.analysis.text import default_text, usable
 from locant.cli.terminal import console
-from locant.hf import checkpoint, load, memory, native, swapping
+from locant.hf import bare_tables, checkpoint, load, memory, native, swapping
 from locant.hf.plan import plan_of
 from locant.hf.saving import save_tokenizer
 from locant.hf.sentence_folder import sentence_folder
@@ -26,8 +27,8 @@ from locant.report.side_by_side import side_by_side
 from locant.runs import text_source
 
 
-def inspect(model: str, text: Path | None, out: Path, compare: str | None) -> None:
-    """Writes a page of figures about one model or two side by side, and prints a short verdict."""
+def inspect(model: str, text: Path | None, out: Path, compare: str | None, heads: int | None) -> None:
+    """Writes a page of figures about one model or table, or two side by side, and prints a short verdict."""
     # Errors that would end minutes of work are found before it starts.
     words = None if text is None else _read(text)
     out = out / "report.html" if out.is_dir() else out
@@ -35,9 +36,15 @@ def inspect(model: str, text: Path | None, out: Path, compare: str | None) -> No
     tables = out.parent / f"{out.stem}-csv"
     _check_writable(out, tables)
     names = [model] if compare is None else [model, compare]
-    for name in names:
-        _check_model(name)
-    reports = [inspection_page(_inspected(name, words)) for name in names]
+    bare = [bare_tables.bare_tables(name, of_one_model=True) if bare_tables.is_bare(name) else None for name in names]
+    _check_options(bare, text, heads)
+    for name, its in zip(names, bare, strict=True):
+        if its is None:
+            _check_model(name)
+    reports = [
+        inspection_page(_inspected(name, words) if its is None else inspect_tables(its, _label(name), heads=heads))
+        for name, its in zip(names, bare, strict=True)
+    ]
     whole = reports[0] if len(reports) == 1 else side_by_side(reports[0], reports[1])
     write_page(whole, out, csv_folder=tables)
     for each in reports:
@@ -47,6 +54,14 @@ def inspect(model: str, text: Path | None, out: Path, compare: str | None) -> No
         for notice in each.notices:
             console.print(f"  [yellow]note[/] {escape(notice)}", highlight=False)
     console.print(f"page: {out}\ntables: {tables}", markup=False, highlight=False)
+
+
+def _check_options(bare: list[Any], text: Path | None, heads: int | None) -> None:
+    """Raises a ValueError for an option that neither model nor table uses."""
+    if text is not None and None not in bare:
+        raise ValueError("a position table reads no text; leave out --text")
+    if heads is not None and not any(bare):
+        raise ValueError("--heads is for position tables; a model has its number of heads in its config.json")
 
 
 def _read(path: Path) -> str:
@@ -95,7 +110,7 @@ def _inspected(name: str, words: str | None) -> inspection.Inspection:
     if words is not None and tokenizer is None:
         raise ValueError(f"{name} has no tokenizer to read the text with; leave out --text to use random tokens")
     tokens = inspection.Tokens(tokenizer, default_text() if words is None else words, embeddings.weight.shape[0])
-    label = "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
+    label = _label(name)
     columns = (TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(label, total=len(inspection.STAGES))
@@ -104,6 +119,15 @@ def _inspected(name: str, words: str | None) -> inspection.Inspection:
             progress.update(task, description=stage, completed=done)
             found = so_far
     return found
+
+
+def _label(name: str) -> str:
+    """The title of a page: the last two parts of a path, and the key of a table; hub names as they are."""
+    path, key = bare_tables.split(name)
+    if not path.exists():
+        return name
+    short = path.name if path.is_file() else "/".join(path.resolve().parts[-2:])
+    return short if key is None else f"{short}{bare_tables.SEPARATOR}{key}"
 
 
 def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None:

@@ -19,6 +19,8 @@ from locant.hf.safetensors_header import Entry, read_header
 from locant.runs import untrusted
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+WEIGHTS = ("model.safetensors", INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Files of weights, or indexes of them, in the order in which a folder is searched for them."""
 FEW = 1000
 """A number of layers or labels that costs nothing, whatever the weights are."""
 COUNT = re.compile(r"(layers?|blocks|depths?|num_labels)$")
@@ -124,18 +126,18 @@ def weights_of(name: str | Path, **where: Any) -> Weights | None:
         return _whole([single])
     index = file_of(name, INDEX, **where)
     if index is not None:
-        shards = _shards(index)
-        files = {shard: file_of(name, shard, **where) for shard in shards}
+        announced = shards(index)
+        files = {shard: file_of(name, shard, **where) for shard in announced}
         missing = [shard for shard, file in files.items() if file is None]
         if missing:
             raise ValueError(f"{index} names {untrusted.shortened(missing[0])}, which is not there")
-        return _whole([file for file in files.values() if file is not None], shards)
+        return _whole([file for file in files.values() if file is not None], announced)
     pickled = file_of(name, "pytorch_model.bin", **where)
     if pickled is not None:
         return Weights(untrusted.size_of(pickled), {})
     index = file_of(name, "pytorch_model.bin.index.json", **where)
     if index is not None:
-        files = {shard: file_of(name, shard, **where) for shard in _shards(index)}
+        files = {shard: file_of(name, shard, **where) for shard in shards(index)}
         return Weights(sum(untrusted.size_of(file) for file in files.values() if file is not None), {})
     return None
 
@@ -152,8 +154,8 @@ def _whole(files: list[Path], shards: dict[str, set[str]] | None = None) -> Weig
     return Weights(sum(entry.size for entry in tensors.values()), tensors)
 
 
-def _shards(index: Path) -> dict[str, set[str]]:
-    """The names of the tensors in each file of an index. Every file is in the folder of the index."""
+def shards(index: Path) -> dict[str, set[str]]:
+    """Returns the names of the tensors in each file of an index. Every file is in the folder of the index."""
     data = untrusted.read_json(index)
     places = data.get("weight_map")
     if not isinstance(places, dict) or not places or not isinstance(data.get("metadata"), dict):

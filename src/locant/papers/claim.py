@@ -102,4 +102,4 @@ class Paper:
             if each.lower() not in known:
                 listed = ", ".join(claim.id for claim in self.claims)
                 raise ValueError(f"{self.name} has no claim {each!r}; it has: {listed}")
-        return tuple(known[each.lower()] for each in dict.fromkeys(ids)) or self.claims
+        return tuple(known[each] for each in dict.fromkeys(map(str.lower, ids))) or self.claims

@@ -7,6 +7,7 @@ refused, so a rule cannot change between a run and its verdict.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ def begin(paper: Paper, preset: str, out: Path, data: Path | None, work: Path | 
     if preset not in paper.sizes:
         raise ValueError(f"unknown preset {preset!r}; choose one of: {', '.join(paper.sizes)}")
     size = paper.sizes[preset]
-    wanted = {
+    wanted: dict[str, Any] = {
         "paper": paper.name,
         "preset": preset,
         "version": __version__,
@@ -71,6 +72,7 @@ def begin(paper: Paper, preset: str, out: Path, data: Path | None, work: Path | 
     run_folder.check(out, FILE, *FOLDERS)
     if (out / FILE).exists():
         there = files.read_json(out / FILE)
+        wanted = json.loads(json.dumps(wanted))  # lists in place of tuples, as in the file
         differing = [
             f"{name}: {shortened(there.get(name))} there, {shortened(value)} now"
             for name, value in wanted.items()
@@ -83,9 +85,9 @@ def begin(paper: Paper, preset: str, out: Path, data: Path | None, work: Path | 
     return Place(out, work or out, data, size)
 
 
-def check(claims: Sequence[Claim], at: Place) -> None:
+def check_data(claims: Sequence[Claim], data: Path | None) -> None:
     """Raises FileNotFoundError if data is missing, with every file and where to get it."""
-    check_sources([name for claim in claims for name in claim.sources], at.data)
+    check_sources([name for claim in claims for name in claim.sources], data)
 
 
 def plan(claims: Sequence[Claim], at: Place) -> Planned:
@@ -96,6 +98,11 @@ def plan(claims: Sequence[Claim], at: Place) -> Planned:
     # A step in this process uses all cores, but small models gain little from more than one.
     seconds = sum(step.operations(at) / speed / (slots if step.parallel else 1.3) for step in left)
     return Planned(tuple(steps), tuple(left), seconds, sum(step.operations(at) for step in steps) / GPU / 3600)
+
+
+def hours_on_a_gpu(claim: Claim, at: Place) -> float:
+    """Returns the hours of one A100 that the steps of a claim take, by the formula."""
+    return sum(step.operations(at) for step in unique(iter(claim.steps(at)))) / GPU / 3600
 
 
 def check_machine(planned: Planned, at: Place, *, long: bool) -> None:

@@ -12,10 +12,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from locant.experiments import arms, comparison, workers
+from locant.experiments import comparison, workers
 from locant.experiments.presets import find_preset
 from locant.experiments.results import RunResult, outcomes
 from locant.experiments.tasks import find_task
@@ -25,6 +26,8 @@ from locant.papers.place import MEASURED, MODELS, TEXTS, Place
 from locant.runs import files, text_source
 from locant.runs.budget import Budget
 
+GUESS = Shape(6, 384)
+"""The shape of a model that cannot be read before it is made: that of MiniLM, the model of most claims."""
 Progress = Callable[[float], None]
 """Receives the share of a step that is done, from 0 to 1."""
 
@@ -173,10 +176,9 @@ class Training(Step):
 
     def _shape(self, at: Place) -> Shape:
         sizes = self._sizes()
-        path = self._model(at)
-        if path is None or path in arms.SHAPES:
-            return Shape(sizes.layers, sizes.width, sizes.vocabulary if self.task in ("clm", "mlm") else 0)
-        return shape_of(Path(path)) if (Path(path) / "config.json").exists() else Shape(6, 384)
+        if isinstance(self.model, Input):
+            return shape_of_input(self.model, at)
+        return Shape(sizes.layers, sizes.width, sizes.vocabulary if self.task in ("clm", "mlm") else 0)
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ class Fitting(Step):
         files.write_json(out / "fit.json", {"spec": self.spec, "explained": found.explained, "notices": found.notices})
 
     def operations(self, at: Place) -> float:
-        return 40 * shape_of(self.model.path(at)).training(10_000, 128)
+        return 40 * shape_of_input(self.model, at).training(10_000, 128)
 
 
 @dataclass(frozen=True)
@@ -221,8 +223,6 @@ class Adapting(Step):
     tasks: tuple[tuple[str, Input], ...] = ()  # scores of `locant adapt --eval`: (("stsb", source("glue:STS-B")),)
 
     def run(self, at: Place, progress: Progress) -> None:
-        from functools import partial
-
         from locant.adaptation import adapting, sample, scores
         from locant.adaptation.pooling import pooling_of
         from locant.hf.sentence_folder import sentence_folder
@@ -248,8 +248,7 @@ class Adapting(Step):
         )  # fmt: skip
 
     def operations(self, at: Place) -> float:
-        path = self.model.path(at)
-        shape = shape_of(path) if (path / "config.json").exists() else Shape(6, 288)
+        shape = shape_of_input(self.model, at)
         return 40 * shape.training(10_000, 128) + 1.4 * shape.training(self.steps * 4096, self.length)
 
 
@@ -283,6 +282,14 @@ class Joining(Step):
 
     def operations(self, at: Place) -> float:
         return 1e9
+
+
+def shape_of_input(model: Input, at: Place) -> Shape:
+    """Returns the shape of a pretrained model; of one that is not there yet, a guess."""
+    try:
+        return shape_of(model.path(at))
+    except (FileNotFoundError, ValueError):
+        return GUESS
 
 
 def open_model(path: Path) -> tuple[Any, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from locant.analysis.invariance.schemes import LENGTH, scheme_logits
@@ -15,6 +16,8 @@ from locant.analysis.invariance.stack import Stack, stacks
 from locant.analysis.invariance.toeplitz import r2_of
 from locant.hf.plan import Attention
 from locant.schemes import Scheme
+
+OF_HEADS = "E W_Q W_Kᵀ Eᵀ"
 
 
 @dataclass(frozen=True)
@@ -75,25 +78,42 @@ def of_model(
 def _table_rows(stack: Stack, first: int, last: int | None, samples: int, seed: int) -> list[InvarianceRow]:
     assert stack.table is not None
     table = stack.table().detach()
-    x = of_table(table, first=first, last=last, samples=samples, seed=seed)
-    row = partial(InvarianceRow, stack=stack.name, scheme=stack.spec, first=x.first, last=x.last)
-    of_rows = partial(row, layer=None, head=None)
-    note = f"norm of position 0: {x.norm_of_0:.3g} × the median"
-    without = (x.off_diagonal_interval, x.off_diagonal_control)
-    rows = [
-        of_rows(quantity="E Eᵀ", r2=x.gram, interval=x.gram_interval, control=x.gram_control, note=note),
-        of_rows(quantity="E Eᵀ, i ≠ j", r2=x.off_diagonal, interval=without[0], control=without[1]),
-        of_rows(quantity="cosine", r2=x.cosine, interval=x.cosine_interval, control=x.cosine_control),
-    ]
-    of_first_layer = partial(row, layer=1, quantity="E W_Q W_Kᵀ Eᵀ")
+    same: dict[str, Any] = {"stack": stack.name, "scheme": stack.spec, "first": first, "last": last,
+                            "samples": samples, "seed": seed}  # fmt: skip
+    rows = rows_of_table(table, **same)
     weights = stack.head_weights()
     if weights is None:
         note = f"found no query and key weights in {type(stack.modules[0]).__name__}"
-        return [*rows, of_first_layer(head=None, r2=NONE, note=note)]
-    heads = of_heads(table, *weights, stack.attentions[0].n_heads, first=first, last=last, samples=samples, seed=seed)
-    return rows + [
-        of_first_layer(head=x.head, r2=x.r2, control=x.control, note="without the layer norm") for x in heads
+        missing = replace(rows[0], layer=1, quantity=OF_HEADS, r2=NONE, interval=None, control=None, note=note)
+        return [*rows, missing]
+    return rows + rows_of_heads(table, weights[0], weights[1], stack.attentions[0].n_heads, **same)
+
+
+def rows_of_table(
+    table: Tensor, *, stack: str = "", scheme: str = "", first: int = 1, last: int | None = None, samples: int = 20,
+    seed: int = 0,
+) -> list[InvarianceRow]:  # fmt: skip
+    """Returns R² of a table: of E Eᵀ with and without its main diagonal, and of cosines. See `of_table`."""
+    x = of_table(table, first=first, last=last, samples=samples, seed=seed)
+    row = partial(InvarianceRow, stack=stack, layer=None, head=None, scheme=scheme, first=x.first, last=x.last)
+    note = f"norm of position 0: {x.norm_of_0:.3g} × the median"
+    without = (x.off_diagonal_interval, x.off_diagonal_control)
+    return [
+        row(quantity="E Eᵀ", r2=x.gram, interval=x.gram_interval, control=x.gram_control, note=note),
+        row(quantity="E Eᵀ, i ≠ j", r2=x.off_diagonal, interval=without[0], control=without[1]),
+        row(quantity="cosine", r2=x.cosine, interval=x.cosine_interval, control=x.cosine_control),
     ]
+
+
+def rows_of_heads(
+    table: Tensor, w_q: Tensor, w_k: Tensor, n_heads: int, *, stack: str = "", scheme: str = "", first: int = 1,
+    last: int | None = None, samples: int = 20, seed: int = 0,
+) -> list[InvarianceRow]:  # fmt: skip
+    """Returns R² of F̂ for each head of the first layer. See `of_heads`."""
+    last = table.shape[0] - 1 if last is None else last
+    heads = of_heads(table, w_q, w_k, n_heads, first=first, last=last, samples=samples, seed=seed)
+    row = partial(InvarianceRow, stack=stack, layer=1, scheme=scheme, quantity=OF_HEADS, first=first, last=last)
+    return [row(head=x.head, r2=x.r2, control=x.control, note="without the layer norm") for x in heads]
 
 
 def _scheme_rows(

@@ -46,26 +46,45 @@ class Stack:
 
 
 def _projections(module: nn.Module, attention: Attention) -> tuple[Tensor, Tensor] | None:
-    """W_Q and W_K, [heads · head_dim, width], under the names that transformers uses."""
-    inner = attention.n_heads * attention.head_dim
+    """W_Q and W_K of an attention module, [heads · head_dim, width]."""
 
     def weight(name: str) -> Tensor | None:
         found = getattr(getattr(module, name, None), "weight", None)
-        return found if isinstance(found, Tensor) and found.is_floating_point() and found.ndim == 2 else None
+        return found if isinstance(found, Tensor) else None
+
+    return projections(weight, attention.n_heads, attention.n_heads * attention.head_dim)
+
+
+def projections(
+    weight: Callable[[str], Tensor | None], n_heads: int, inner: int | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """Returns W_Q and W_K, [heads · head_dim, width], under the names that transformers uses; None if there are none.
+
+    weight    the weight of the layer with this name, or None
+    inner     heads · head_dim; if it is None, that of the weights is taken
+    """
+
+    def matrix(name: str) -> Tensor | None:
+        found = weight(name)
+        return found if found is not None and found.is_floating_point() and found.ndim == 2 else None
+
+    def third(size: int) -> int | None:
+        """The rows of q in a weight for q, k and v; None if the weight has another size."""
+        return size // 3 if size % 3 == 0 and inner in (None, size // 3) else None
 
     for names in (("query", "key"), ("q_proj", "k_proj"), ("q_lin", "k_lin"), ("q", "k")):
-        q, k = map(weight, names)
-        if q is not None and k is not None and q.shape[0] == inner:
+        q, k = map(matrix, names)
+        if q is not None and k is not None and inner in (None, q.shape[0]):
             return q, k
-    conv = weight("c_attn")  # GPT-2's Conv1D: [width, q then k then v]
-    if conv is not None and conv.shape[1] == 3 * inner:
-        return conv[:, :inner].mT, conv[:, inner : 2 * inner].mT
-    joined = weight("Wqkv")  # q, then k, then v
-    if joined is not None and joined.shape[0] == 3 * inner:
-        return joined[:inner], joined[inner : 2 * inner]
-    by_head = weight("query_key_value")  # GPT-NeoX: q, k, v of the first head, then of the second
-    if by_head is not None and by_head.shape[0] == 3 * inner:
-        parts = by_head.unflatten(0, (attention.n_heads, 3, attention.head_dim))
+    conv = matrix("c_attn")  # GPT-2's Conv1D: [width, q then k then v]
+    if conv is not None and (rows := third(conv.shape[1])):
+        return conv[:, :rows].mT, conv[:, rows : 2 * rows].mT
+    joined = matrix("Wqkv")  # q, then k, then v
+    if joined is not None and (rows := third(joined.shape[0])):
+        return joined[:rows], joined[rows : 2 * rows]
+    by_head = matrix("query_key_value")  # GPT-NeoX: q, k, v of the first head, then of the second
+    if by_head is not None and (rows := third(by_head.shape[0])) and rows % n_heads == 0:
+        parts = by_head.unflatten(0, (n_heads, 3, rows // n_heads))
         return parts[:, 0].flatten(0, 1), parts[:, 1].flatten(0, 1)
     return None
 

@@ -23,11 +23,11 @@ SECTIONS = (
 
 
 def inspection_page(found: Inspection) -> Report:
-    """Returns the page on one model; sections without figures are left out."""
+    """Returns the page on one model or table; sections without figures are left out."""
     sections = [section(found) for section in SECTIONS]
     return Report(
         found.name,
-        "How does this model know where its tokens are?",
+        found.question,
         tuple(verdict(found)),
         found.facts,
         tuple(section for section in sections if section.figures),

@@ -1,0 +1,197 @@
+"""Running the claims of a paper: shared steps, refused folders, stored verdicts."""
+
+import dataclasses
+import json
+
+import pytest
+
+from locant.papers import reproduction
+from locant.papers.claim import Measured, Part
+from locant.papers.place import Place
+from locant.papers.reproduction import NOT_RUN
+from locant.papers.rules import CONFIRMED, CONTRADICTED, Criterion, Larger
+from locant.papers.steps import Joining, Measuring, Training, joined, source, unique
+from locant.runs.run_folder import Busy, held
+from tests.papers import made_up
+from tests.papers.made_up import PAPER, Positive
+
+
+@pytest.fixture(autouse=True)
+def no_calls():
+    made_up.CALLS.clear()
+
+
+def run(at, claims=PAPER.claims):
+    return list(reproduction.run(claims, at, on_step=lambda step, number, total: lambda share: None))
+
+
+def test_verdicts_of_all_claims(tmp_path):
+    at = reproduction.begin(PAPER, "quick", tmp_path / "out", None)
+    found = run(at)
+    assert [each.verdict for each in found] == [CONFIRMED, CONTRADICTED, NOT_RUN]
+    assert "there is no number" in found[2].problem
+    assert made_up.CALLS == ["numbers", "fails"]  # one step for three claims
+    stored = reproduction.findings(PAPER, at)
+    assert stored["X1"].found.parts[0].effect == found[0].found.parts[0].effect
+    assert stored["X1"].found.tables["values"].column("value") == [1.0, 1.1, 1.2]
+    assert stored["X3"].verdict == NOT_RUN
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+    at = reproduction.begin(PAPER, "quick", tmp_path, None)
+    run(at)
+    run(reproduction.begin(PAPER, "quick", tmp_path, None))
+    assert made_up.CALLS == ["numbers", "fails", "fails"]  # a step that failed is tried again
+
+
+def test_a_step_that_was_interrupted_is_done_again(tmp_path):
+    at = reproduction.begin(PAPER, "quick", tmp_path, None)
+    whole = made_up.NUMBERS.function
+
+    def stops(at):
+        raise KeyboardInterrupt
+
+    object.__setattr__(made_up.NUMBERS, "function", stops)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(at, PAPER.claims[:1])
+    finally:
+        object.__setattr__(made_up.NUMBERS, "function", whole)
+    assert not reproduction.is_done(made_up.NUMBERS, at)
+    assert [each.verdict for each in run(at, PAPER.claims[:1])] == [CONFIRMED]
+
+
+def other_paper(**changes):
+    return dataclasses.replace(PAPER, **changes)
+
+
+class Easier(Positive):
+    criteria = (Criterion("mean", Larger(0.4)),)
+
+
+@pytest.mark.parametrize(
+    ("paper", "preset", "what"),
+    [
+        (other_paper(name="other"), "quick", "paper: 'made' there, 'other' now"),
+        (PAPER, "small", "preset: 'quick' there"),
+        (other_paper(claims=(Easier(), *PAPER.claims[1:])), "quick", "rules"),
+        (other_paper(sizes={"quick": made_up.Sizes((1.0,))}), "quick", "sizes"),
+    ],
+)
+def test_another_paper_preset_rule_or_size_is_refused(tmp_path, paper, preset, what):
+    reproduction.begin(PAPER, "quick", tmp_path, None)
+    with pytest.raises(ValueError, match=what):
+        reproduction.begin(paper, preset, tmp_path, None)
+    assert reproduction.begin(PAPER, "quick", tmp_path, None).folder == tmp_path
+
+
+def test_another_version_is_refused(tmp_path, monkeypatch):
+    reproduction.begin(PAPER, "quick", tmp_path, None)
+    monkeypatch.setattr(reproduction, "__version__", "99.0")
+    with pytest.raises(ValueError, match=r"version: .* there, '99\.0' now"):
+        reproduction.begin(PAPER, "quick", tmp_path, None)
+
+
+def test_a_folder_with_foreign_files_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match=r"thesis\.tex"):
+        reproduction.begin(PAPER, "quick", tmp_path, None)
+
+
+def test_an_unknown_preset_or_claim(tmp_path):
+    with pytest.raises(ValueError, match="quick, small, paper"):
+        reproduction.begin(PAPER, "large", tmp_path / "out", None)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="X1, X2, X3"):
+        PAPER.chosen(["A9"])
+    assert [claim.id for claim in PAPER.chosen(["x2", "X2"])] == ["X2"]
+
+
+def test_two_at_once(tmp_path):
+    at = reproduction.begin(PAPER, "quick", tmp_path, None)
+    with held(tmp_path), pytest.raises(Busy):
+        run(at)
+
+
+def test_missing_data_is_named_before_anything_runs(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"wiki\.train\.raw"):
+        reproduction.check_data(PAPER.claims, tmp_path)
+    reproduction.check_data(PAPER.claims[:2], None)
+
+
+def test_the_estimate_of_a_large_step_is_refused(tmp_path):
+    at = reproduction.begin(PAPER, "quick", tmp_path, None)
+    planned = reproduction.plan(PAPER.claims, at)
+    assert [step.name for step in planned.left] == ["numbers", "fails"]
+    reproduction.check_machine(planned, at, long=False)
+    large = dataclasses.replace(planned, seconds=1e6)
+    with pytest.raises(ValueError, match=r"277\.8 h"):
+        reproduction.check_machine(large, at, long=False)
+    reproduction.check_machine(large, at, long=True)
+    run(at, PAPER.claims[:1])
+    assert [step.name for step in reproduction.plan(PAPER.claims, at).left] == ["fails"]
+
+
+def test_a_machine_without_memory(tmp_path, monkeypatch):
+    at = reproduction.begin(PAPER, "quick", tmp_path, None)
+    monkeypatch.setattr(reproduction.machine_memory, "available", lambda: 2**20)
+    with pytest.raises(ValueError, match=r"numbers needs about 1\.0 GiB"):
+        reproduction.check_machine(reproduction.plan(PAPER.claims, at), at, long=True)
+
+
+def test_a_damaged_finding(tmp_path):
+    at = reproduction.begin(PAPER, "quick", tmp_path, None)
+    run(at, PAPER.claims[:1])
+    path = tmp_path / "findings" / "X1.json"
+    path.write_text(json.dumps({"id": "X1"}))
+    with pytest.raises(ValueError, match=r"X1\.json is damaged"):
+        reproduction.findings(PAPER, at)
+
+
+def test_two_steps_of_one_name():
+    other = Measuring("numbers", made_up.fails, made_up.seconds)
+    assert unique(iter([made_up.NUMBERS, made_up.NUMBERS])) == [made_up.NUMBERS]
+    with pytest.raises(ValueError, match="called numbers"):
+        unique(iter([made_up.NUMBERS, other]))
+
+
+def test_an_effect_without_a_criterion():
+    with pytest.raises(ValueError, match="median"):
+        Positive().verdict(Measured([Part("median", "all", made_up.estimate([1.0]))]))
+
+
+def test_joined_texts(tmp_path):
+    for name in ("wikitext-2-raw", "books"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "wikitext-2-raw" / "wiki.train.raw").write_text("train words")
+    (tmp_path / "wikitext-2-raw" / "wiki.valid.raw").write_text("valid words")
+    (tmp_path / "books" / "one.txt").write_text("x" * 19 + "y")
+    at = Place(tmp_path / "out", tmp_path / "out", tmp_path, None)
+    Joining("both", (source("wikitext"), source("books"))).run(at, lambda share: None)
+    out = joined("both").path(at)
+    assert (out / "train.txt").read_text() == "train words\n" + "x" * 19
+    assert (out / "valid.txt").read_text() == "valid words\ny"
+
+
+@pytest.mark.slow
+def test_a_training_step(tmp_path):
+    data = tmp_path / "data" / "wikitext-2-raw"
+    data.mkdir(parents=True)
+    words = " ".join(f"word{n % 97} and{n % 31}" for n in range(6000))
+    (data / "wiki.train.raw").write_text(words)
+    (data / "wiki.valid.raw").write_text(words[: len(words) // 4])
+    at = Place(tmp_path / "out", tmp_path / "out", tmp_path / "data", None)
+    preset = "quick:length=16,batch=2,layers=1,heads=2,width=16,vocabulary=300,evaluated=64,longest=1"
+    step = Training("lm", "clm", ("nope", "alibi"), 2, 3, preset, source("wikitext"), keep_models=True)
+    seen = []
+    step.run(at, seen.append)
+    assert step.operations(at) > 0
+    found = step.scores(at)
+    assert {scheme: sorted(seeds) for scheme, seeds in found.items()} == {"nope": [0, 1], "alibi": [0, 1]}
+    assert found["nope"][0] != found["nope"][1]
+    folder = step.model_of("alibi", 1).path(at)
+    assert (folder / "model.safetensors").exists()
+    assert all(0 <= share <= 1 for share in seen)
+    dataclasses.replace(step, keep_models=False).run(at, seen.append)  # nothing is trained again
+    assert not (folder / "model.safetensors").exists()
+    assert step.scores(at) == found
