@@ -60,6 +60,7 @@ LAZY = {
     ("experiments", "experiments"): "start-up time: `locant compare` reads its options before transformers is imported",
     ("experiments", "hf"): "start-up time: the same",
     ("papers", "adaptation"): "start-up time: `locant reproduce` reads its options before transformers is imported",
+    ("papers", "analysis"): "start-up time: the same",
     ("papers", "hf"): "start-up time: the same",
     ("analysis", "analysis"): "optional dependency: schemes, tables and theory are analysed without transformers",
 }

@@ -31,7 +31,8 @@ from locant.papers.retrieval import ndcg, read_meetings
 from locant.papers.rules import CONFIRMED, CONTRADICTED, NOT_SHOWN
 from locant.papers.squad import SquadSizes
 from locant.report.figures import Grid, Heat, Intervals, Lines, Small
-from locant.report.papers.huang import FIGURES
+from locant.report.papers import write_paper_page
+from locant.report.papers.huang import FIGURES, _pairs
 from tests import bert
 from tests.experiments.tasks import test_squad
 
@@ -119,9 +120,9 @@ def test_c2_divides_by_the_same_seed_and_judges_twice_and_four_times_the_length(
     assert [part.name for part in past_training((1, 1, 1, 1), (1, 1, 1, 1)).parts] == ["512 tokens", "256 tokens"] * 2
 
 
-def test_c2_without_f1_at_the_trained_length_shows_nothing():
-    found = {arm: {128: around(0.1), 256: around(1.0)} for arm in (BEST, ABSOLUTE)}
-    found[BEST][128] = seeds(0.0, 0.1, 0.2)
+def test_c2_with_a_seed_that_did_not_learn_shows_nothing():
+    found = {arm: {128: around(20.0), 256: around(20.0)} for arm in (BEST, ABSOLUTE)}
+    found[BEST][128] = seeds(0.0, 20.0, 20.0)  # one seed did not learn
     measured = kept_past_training(found, against=claim("C2").against, alone=claim("C2").alone)
     assert claim("C2").verdict(measured) == NOT_SHOWN
     assert measured.tables["lengths"].where(arm="method 4", length=256).column("share") == [None]
@@ -137,6 +138,13 @@ def test_c3_asks_whether_small_tables_are_worse(short, shared, verdict):
     assert [part.effect.mean for part in measured.parts] == pytest.approx([short, shared])
     assert claim("C3").verdict(measured) == verdict
     assert measured.tables["clips"].where(tables="own").column("clip") == [64]
+
+
+def test_c3_at_the_floor_shows_nothing():
+    found = {name: around(6.0) for name in ("clip 64", "clip 8", "own tables")}
+    measured = small_tables(found, dict.fromkeys(found, 7), 64, short=claim("C3").short, shared=claim("C3").shared)
+    assert claim("C3").verdict(measured) == NOT_SHOWN
+    assert measured.tables["clips"].column("mean") == [6.0] * 3
 
 
 # ---- C4 and C5: GLUE and the pretrained model ------------------------------------------------------
@@ -294,9 +302,7 @@ def test_the_matrix_of_pairs_has_the_offset_key_minus_query():
         {"vectors": [[0.0]], "initial": [[0.0]], "weights": [[1.0]]},
         {"rows": [0], "columns": [0], "table": [[5.0]], "scalars": [[-2.0, -1.0, 0.0, 1.0, 2.0]]},
     )["scalars"]
-    from locant.report.papers import huang as figures
-
-    values = figures._pairs(scalars).values
+    values = _pairs(scalars).values
     assert (values[0][1], values[1][0], values[0][40], values[40][0]) == (1.0, -1.0, 2.0, -2.0)
 
 
@@ -372,7 +378,7 @@ def data(tmp_path):
 @pytest.mark.slow
 def test_all_claims_run_once(tmp_path, data, monkeypatch):
     monkeypatch.setattr(workers, "LocalWorkers", Here)
-    paper = Paper("huang", "t", "a", huang.PAPER.claims, {"tiny": TINY})
+    paper = Paper("huang", "t", "a", huang.PAPER.claims, {"tiny": TINY, "paper": SIZES["paper"]})
     done = []
 
     def note(step, number, total):
@@ -381,7 +387,7 @@ def test_all_claims_run_once(tmp_path, data, monkeypatch):
 
     def once():
         at = reproduction.begin(paper, "tiny", tmp_path / "out", data)
-        reproduction.check(paper.claims, at)
+        reproduction.check_data(paper.claims, data)
         return at, list(reproduction.run(paper.claims, at, on_step=note))
 
     at, found = once()
@@ -401,6 +407,8 @@ def test_all_claims_run_once(tmp_path, data, monkeypatch):
         assert drawn
         assert all(isinstance(figure, Lines | Heat | Grid | Intervals | Small) for figure in drawn)
         assert all(figure.note for figure in drawn)
+    page = write_paper_page(paper, "tiny", at).read_text(encoding="utf-8")
+    assert all(each.says in page for each in paper.claims)
     done.clear()
     _, again = once()
     assert done == []

@@ -13,6 +13,10 @@ from locant.papers.effects import gain
 from locant.papers.huang_sizes import ABSOLUTE, BEST, WORDS
 from locant.papers.squad import Scores
 
+FLOOR = 10.0
+"""F1 of a model that has learned to answer. Random spans reach 4 to 8; below the floor, a ratio of two scores or a
+small difference between them shows nothing."""
+
 
 def spell(effect: Estimate) -> str:
     """Returns an effect with its interval, for a sentence."""
@@ -104,9 +108,9 @@ def kept_past_training(found: Mapping[str, Mapping[int, Scores]], *, against: st
 
 
 def _shares(long: Scores, trained: Scores) -> dict[int, float]:
-    """Seed -> F1 at a longer length over F1 at the trained one; NaN where that is 0."""
+    """Seed -> F1 at a longer length over F1 at the trained one; NaN where that is below the floor."""
     seeds = sorted(long.keys() & trained.keys())
-    return {seed: long[seed] / trained[seed] if trained[seed] else math.nan for seed in seeds}
+    return {seed: long[seed] / trained[seed] if trained[seed] >= FLOOR else math.nan for seed in seeds}
 
 
 def _mean(shares: Scores) -> float:
@@ -122,13 +126,14 @@ def small_tables(
     short, shared   the criteria: of the shortest clip, and of one table for all heads.
     """
     clips = sorted(int(name.split()[1]) for name in found if name.startswith("clip "))
-    low, high = found[f"clip {clips[0]}"], found[f"clip {clips[-1]}"]
+    learned = {name: {seed: f1 if f1 >= FLOOR else math.nan for seed, f1 in of.items()} for name, of in found.items()}
+    low, high = learned[f"clip {clips[0]}"], learned[f"clip {clips[-1]}"]
     parts = [
         Part(short, f"clip {clips[0]} and {clips[-1]}", gain(low, high, higher_is_better=True)),
         Part(
             shared,
             f"clip {main}",
-            gain(found[f"clip {main}"], found["own tables"], higher_is_better=True),
+            gain(learned[f"clip {main}"], learned["own tables"], higher_is_better=True),
         ),
     ]
     rows: list[tuple[Cell, ...]] = [

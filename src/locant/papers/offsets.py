@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from locant.papers.cost import shape_of
 from locant.papers.place import Place
-from locant.papers.steps import Input, open_model
+from locant.papers.steps import Input, open_model, shape_of_input
 from locant.runs import text_source
 from locant.schemes.huang import Huang1, Huang2, Huang3, Huang4
 
@@ -86,7 +85,7 @@ class Offsets:
 
     def cost(self, at: Place) -> float:
         """Returns the floating-point operations."""
-        return 3 * shape_of(self.original.path(at)).reading(TOKENS * SEQUENCES, TOKENS)
+        return 3 * shape_of_input(self.original, at).reading(TOKENS * SEQUENCES, TOKENS)
 
 
 @dataclass(frozen=True)

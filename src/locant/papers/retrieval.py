@@ -23,9 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locant.papers.cost import shape_of
 from locant.papers.place import Place
-from locant.papers.steps import Input, open_model
+from locant.papers.steps import Input, open_model, shape_of_input
 from locant.runs import text_source
 
 CUT = 10
@@ -101,7 +100,7 @@ class Retrieval:
     def cost(self, at: Place) -> float:
         """Returns the floating-point operations."""
         each = min(TOKENS, self.chunks * self.chunk or TOKENS)
-        return shape_of(self.original.path(at)).reading((self.meetings or 197) * each, self.chunk)
+        return shape_of_input(self.original, at).reading((self.meetings or 197) * each, self.chunk)
 
 
 @dataclass(frozen=True)
