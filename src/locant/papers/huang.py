@@ -49,7 +49,7 @@ def cold_arms(at: Place) -> Training:
 
 
 class MethodFourIsBest(Claim):
-    """Fine-tunes every arm on SQuAD v1.1 at 128 tokens and compares F1 and exact match, paired by seed.
+    """Fine-tunes every arm on SQuAD v1.1 at one length and compares F1 and exact match, paired by seed.
 
     The comparison with absolute embeddings and with Shaw's decides, between warm arms: the paper compares models that
     were pretrained with their positions, and a warm start is the nearest to that. The smallest effect is half of what
@@ -63,7 +63,7 @@ class MethodFourIsBest(Claim):
     quantity = "F1 of method 4 minus F1 of another arm, in points, both fine-tuned at the same length"
     over_absolute = "F1 of method 4 minus that of absolute embeddings, warm start"
     over_shaw = "F1 of method 4 minus that of Shaw, warm start"
-    criteria = (Criterion(over_absolute, Larger(0.5)), Criterion(over_shaw, Larger(0.5)))
+    criteria = (Criterion(over_absolute, Larger(1.0)), Criterion(over_shaw, Larger(0.5)))
     limits = (
         "The arms start from a model pretrained with absolute positions; the others imitate it, so absolute embeddings "
         "have the advantage. All seeds of a warm arm start from one adapted model. At the small sizes F1 is far below "
@@ -107,8 +107,8 @@ class RobustPastTheTrainedLength(Claim):
     criteria = (Criterion(against, NotWorse(0.05)), Criterion(alone, NotWorse(0.05)))
     limits = (
         "Longer is relative to the fine-tuning alone: the pretrained table has 512 trained rows, and the warm arms "
-        "were adapted at up to 256 tokens. Most paragraphs of SQuAD have fewer than 200 tokens, so few inputs fill a "
-        "window of 4 times the length."
+        "were adapted at up to 256 tokens. Paragraphs of SQuAD are short: about one test input in eight has more than "
+        "256 tokens."
     )
     sources = MethodFourIsBest.sources
 
@@ -312,8 +312,8 @@ class GeneralisesAbsolute(Claim):
     def measure(self, at: Place) -> Measured:
         x = absolute.Inputs.random()
         found = {
+            "absolute embeddings, a table for each query": (self.same, absolute.by_query(x)),
             "(q + a)·(k + a) − a·a": (self.same, absolute.as_written(x)),
-            "a table for each query, own coordinates": (self.same, absolute.by_query(x)),
             "one table, absolute rows all equal": (self.same, absolute.equal_rows(x)),
             "control: a·a not taken away": (self.control, absolute.as_written(x, minus_square=False)),
             "control: the table of the first query for all": (self.control, absolute.by_query(x, table_of=0)),
