@@ -3,10 +3,12 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from locant.adaptation.pooling import Pooling
 from locant.experiments import workers
 from locant.experiments.comparison import Comparison, check_here
 from locant.experiments.presets import ANSWERS, find_preset
@@ -27,7 +29,7 @@ from locant.papers.huang_numbers import (
 )
 from locant.papers.huang_sizes import ABSOLUTE, BEST, SIZES, WORDS, Sizes
 from locant.papers.offsets import contrast, nearness
-from locant.papers.retrieval import ndcg, read_meetings
+from locant.papers.retrieval import Reader, ndcg, read_meetings
 from locant.papers.rules import CONFIRMED, CONTRADICTED, NOT_SHOWN
 from locant.papers.squad import SquadSizes
 from locant.report.figures import Grid, Heat, Intervals, Lines, Small
@@ -210,6 +212,31 @@ def test_meetings_are_spread_over_the_file_and_keep_their_queries(tmp_path):
     )
     assert [number for _, number in found.queries] == [0, 0, 1, 1, 2, 2]
     assert len(read_meetings(tmp_path / "qmsum.jsonl", 0).texts) == 6
+
+
+class OneHot:
+    """A model whose state of a token is its one-hot vector, and a tokenizer of numbers."""
+
+    device, pad_token_id = torch.device("cpu"), 0
+
+    @property
+    def base_model(self):
+        return lambda input_ids, attention_mask: SimpleNamespace(last_hidden_state=torch.eye(20)[input_ids])
+
+    def __call__(self, text, **_):
+        return {"input_ids": [int(word) for word in text.split()]}
+
+
+@pytest.mark.parametrize(("most", "chunks"), [(0, [[3, 4], [5, 6], [7]]), (2, [[3, 4], [5, 6]]), (1, [[3, 4]])])
+def test_a_text_is_the_mean_of_its_chunks(most, chunks):
+    reader = Reader(OneHot(), OneHot(), Pooling(), 4, most, [1], [2])
+    each = []
+    for chunk in chunks:  # a chunk counts as one, whatever its length
+        vector = torch.zeros(20)
+        vector[[1, *chunk, 2]] = 1
+        each.append(vector / vector.norm())
+    mean = torch.stack(each).mean(0)
+    torch.testing.assert_close(reader.vector("3 4 5 6 7"), mean / mean.norm())
 
 
 # ---- C6 and C7: method 4 itself --------------------------------------------------------------------
