@@ -31,6 +31,7 @@ class Preset:
     scheme_rate: float = 0.0  # learning rate of the scheme's own parameters; 0 for that of the model
     decay: float = 0.01  # weight decay; never on the scheme's parameters
     longest: int = 8  # longest test inputs, as a multiple of `length`
+    also: int = 0  # a further test length of squad, in tokens, between the doubled ones; 0 for none
     threads: int = 1  # per run; parallel runs share the machine's cores
     kept: int = 0  # models kept on the way: at 1/2, 1/4, 1/8 … of the steps
 

@@ -73,6 +73,8 @@ class Squad(Task):
                 f"squad needs a length of at least {SHORTEST} for a question and a part of its paragraph; got "
                 f"{preset.length}"
             )
+        if 0 < preset.also < preset.length:
+            raise ValueError(f"also is a test length of at least the trained {preset.length} tokens; got {preset.also}")
         train, test, where = _read(data)
         there = [question for question in train if question.is_consistent()]
         if not there:
@@ -93,11 +95,11 @@ class Squad(Task):
             about += f"; {len(train) - len(there):,} are left out: their answer is not at its answer_start"
         return about
 
-    def _lengths(self, setting: Setting) -> Iterator[int]:
-        length = setting.preset.length
-        while length <= setting.preset.length * setting.preset.longest:
-            yield length
-            length *= 2
+    def _lengths(self, setting: Setting) -> list[int]:
+        """Returns the test lengths, the trained one first: its doublings, and `also` of the preset."""
+        preset = setting.preset
+        found = [preset.length << doublings for doublings in range(preset.longest.bit_length())]
+        return sorted({*found, *([preset.also] if preset.also > preset.length else [])})
 
     def examples(self, setting: Setting, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
         table = open_rows(setting.folder / "train.arrow")
