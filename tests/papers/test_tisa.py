@@ -396,7 +396,7 @@ def test_a_tiny_reproduction_runs_once(tmp_path, monkeypatch):
         return lambda share: None
 
     at = reproduction.begin(WHOLE, "tiny", out, data)
-    reproduction.check(WHOLE.claims, at)
+    reproduction.check_data(WHOLE.claims, at.data)
     first = list(reproduction.run(WHOLE.claims, at, on_step=on_step))
     assert [(finding.id, finding.problem) for finding in first] == [(claim, "") for claim in CLAIMS]
     steps = unique(step for claim in WHOLE.claims for step in claim.steps(at))
