@@ -146,7 +146,8 @@ def _of_one(each: PositionTable, samples: int) -> dict[str, Any]:
     r2 = of_table(each.table, samples=samples)
     rows = each.table.double()
     step = -(-rows.shape[0] // LARGEST_MAP)
-    shown = rows[::step]  # a Toeplitz matrix stays one if every n-th position is kept
+    # A Toeplitz matrix stays one if every n-th position is kept. Position 0 is an outlier that would hide the others.
+    shown = rows[1::step] / rows[1:].norm(dim=-1).median()
     return {
         "name": each.name,
         "kind": each.kind,
@@ -157,7 +158,7 @@ def _of_one(each: PositionTable, samples: int) -> dict[str, Any]:
         "control": [r2.off_diagonal_control.mean, r2.off_diagonal_control.low, r2.off_diagonal_control.high],
         "gram": r2.gram,
         "gram_control": r2.gram_control.mean,
-        "shown": list(range(0, rows.shape[0], step)),
+        "shown": list(range(1, rows.shape[0], step)),
         "map": [[float(f"{value:.4g}") for value in row] for row in (shown @ shown.mT).tolist()],
     }
 

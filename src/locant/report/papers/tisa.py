@@ -38,7 +38,8 @@ def tables(found: Measured) -> tuple[Figure, ...]:
     return (
         Small(
             "E Eᵀ of every table",
-            "Inner products of the vectors of any two positions, for every n-th position. Stripes along the diagonal "
+            "Inner products of the vectors of any two positions, for every n-th position from 1 on, in units of the "
+            "median squared norm. Stripes along the diagonal "
             "mean that only the offset matters; blocks and edges mean that absolute positions matter. The map of a "
             "sinusoidal table shows perfect stripes.",
             tuple(panels),
