@@ -115,8 +115,8 @@ def test_two_at_once(tmp_path):
 
 def test_missing_data_is_named_before_anything_runs(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"wiki\.train\.raw"):
-        reproduction.check_data(PAPER.claims, tmp_path)
-    reproduction.check_data(PAPER.claims[:2], None)
+        reproduction.check_data(PAPER.claims, made_up.Sizes(), tmp_path)
+    reproduction.check_data(PAPER.claims[:2], made_up.Sizes(), None)
 
 
 def test_the_estimate_of_a_large_step_is_refused(tmp_path):

@@ -328,7 +328,7 @@ def test_every_claim_has_figures_and_sizes_agree():
     for size in tisa.PAPER.sizes.values():
         here = Place(at.folder, at.work, None, size)
         names = [step.name for step in unique(step for claim in tisa.PAPER.claims for step in claim.steps(here))]
-        assert all(name.startswith(("tisa-", "glue-", "fitted-minilm-")) for name in names)
+        assert all(name.startswith(("tisa-", "glue-", "fitted-")) for name in names)
     small = tisa.PAPER.sizes["small"]
     assert len(small.shapes) * len(small.budgets) * small.seeds >= 24
     assert small.albert.tokens >= 4_000_000
@@ -399,7 +399,7 @@ def test_a_tiny_reproduction_runs_once(tmp_path, monkeypatch):
         return lambda share: None
 
     at = reproduction.begin(WHOLE, "tiny", out, data)
-    reproduction.check_data(WHOLE.claims, at.data)
+    reproduction.check_data(WHOLE.claims, at.size, at.data)
     first = list(reproduction.run(WHOLE.claims, at, on_step=on_step))
     assert [(finding.id, finding.problem) for finding in first] == [(claim, "") for claim in CLAIMS]
     steps = unique(step for claim in WHOLE.claims for step in claim.steps(at))
@@ -417,7 +417,7 @@ def test_a_tiny_reproduction_runs_once(tmp_path, monkeypatch):
     measured = {finding.id: finding.found for finding in first}
     assert len(measured["A3"].parts) == 2
     assert measured["A4"].tables["models"].column("steps") == [4, 4, 8, 8]
-    assert {row[1] for row in measured["A5"].tables["gains"].where(model="MiniLM").rows} == {
+    assert {row[1] for row in measured["A5"].tables["gains"].where(model="pretrained encoder").rows} == {
         arm.label for arm in tisa.ARMS[1:]
     }
     assert len(measured["A5"].tables["scores"].where(model="ALBERT shape").rows) == 3 * 2

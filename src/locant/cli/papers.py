@@ -35,7 +35,8 @@ def reproduce(
         for each, claims in chosen:
             _print_plan(each, claims, Place(out, out, data, each.sizes[preset]))
         return
-    reproduction.check_data([one for _, claims in chosen for one in claims], data)  # before anything takes time
+    for each, claims in chosen:  # before anything takes time
+        reproduction.check_data(claims, each.sizes[preset], data)
     places = [
         (each, claims, reproduction.begin(each, preset, out / each.name if paper == "all" else out, data, out))
         for each, claims in chosen

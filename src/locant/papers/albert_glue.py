@@ -112,17 +112,17 @@ def scores(at: Place, sizes: AlbertSizes) -> dict[str, glue.Scores]:
     return found
 
 
-def glue_gains(minilm: Mapping[str, glue.Scores], albert: Mapping[str, glue.Scores], asks: Sequence[str]) -> Measured:
+def glue_gains(encoder: Mapping[str, glue.Scores], albert: Mapping[str, glue.Scores], asks: Sequence[str]) -> Measured:
     """Returns the gains of every arm over `native`, for scores by arm, task and seed of both models."""
     both = f"{TABLE}+{TISA}"
     parts = [
-        Part(asks[0], "MiniLM", glue.mean_gain(minilm[both], minilm[TABLE])),
+        Part(asks[0], "pretrained encoder", glue.mean_gain(encoder[both], encoder[TABLE])),
         Part(asks[1], "ALBERT shape", glue.mean_gain(albert[both], albert[TABLE])),
         Part(asks[2], "ALBERT shape", glue.mean_gain(albert[TISA], albert[TABLE])),
     ]
     gains: list[tuple[Cell, ...]] = []
     scores: list[tuple[Cell, ...]] = []
-    for model, arms in (("MiniLM", minilm), ("ALBERT shape", albert)):
+    for model, arms in (("pretrained encoder", encoder), ("ALBERT shape", albert)):
         for arm, found in arms.items():
             scores += [(model, arm, task, seed, score) for task in found for seed, score in found[task].items()]
             if arm != TABLE:

@@ -16,7 +16,7 @@ from locant.experiments.statistics import estimate
 from locant.papers import absolute, glue, squad
 from locant.papers.claim import Claim, Measured, Paper, Part, Table
 from locant.papers.effects import known
-from locant.papers.glue import MINILM, TEXT, slug
+from locant.papers.glue import ENCODER, TEXT, slug
 from locant.papers.huang_numbers import (
     Kept,
     against_original,
@@ -69,7 +69,7 @@ class MethodFourIsBest(Claim):
         "have the advantage. All seeds of a warm arm start from one adapted model. At the small sizes F1 is far below "
         "that of a trained BERT, on a part of the training set."
     )
-    sources = ("squad", "minilm", "wikitext", "glue:STS-B")
+    sources = ("squad", "encoder", "wikitext", "glue:STS-B")
 
     def steps(self, at: Place) -> list[Step]:
         size: Sizes = at.size
@@ -179,7 +179,7 @@ class CompetitiveOnGlue(Claim):
         "Some of GLUE's tasks, with short inputs that depend little on positions. The model was pretrained with "
         "absolute positions, and the methods are fitted to it without training."
     )
-    sources = ("minilm", "wikitext", "glue:CoLA", "glue:MRPC", "glue:STS-B", "glue:RTE")
+    sources = ("encoder", "wikitext", "glue:CoLA", "glue:MRPC", "glue:STS-B", "glue:RTE")
 
     def steps(self, at: Place) -> list[Step]:
         size: Sizes = at.size
@@ -220,7 +220,7 @@ class NearDropIn(Claim):
         "A small sentence encoder in place of BERT-large, distilled from its original on prose instead of pretrained "
         "further, and no score on SQuAD. The seeds are those of the fit and of the adaptation; the tests are fixed."
     )
-    sources = ("minilm", "wikitext", "glue:STS-B", "qmsum")
+    sources = ("encoder", "wikitext", "glue:STS-B", "qmsum")
 
     def steps(self, at: Place) -> list[Step]:
         found: list[Step] = [_retrieval(at, None)]
@@ -274,8 +274,8 @@ def _scored(size: Sizes, model: Swapped) -> Step:
 def _retrieval(at: Place, model: Swapped | None) -> Measuring:
     size: Sizes = at.size
     name = "original" if model is None else f"{slug(model.spec)}-{model.budget}steps-s{model.seed}"
-    read = MINILM if model is None else made(model.step.name)
-    task = Retrieval(read, MINILM, source("qmsum"), size.meetings, size.chunk, size.chunks)
+    read = ENCODER if model is None else made(model.step.name)
+    task = Retrieval(read, ENCODER, source("qmsum"), size.meetings, size.chunk, size.chunks)
     return Measuring(f"huang-retrieval-{name}", task, task.cost)
 
 
@@ -344,7 +344,7 @@ class LearnedOffsets(Claim):
         "The models imitate one original, so its own preference for near tokens is part of the result; the seeds "
         "differ in the fit and the training, not in the original. The paper gives no numbers for its figures."
     )
-    sources = ("minilm", "wikitext", "glue:STS-B")
+    sources = ("encoder", "wikitext", "glue:STS-B")
 
     def steps(self, at: Place) -> list[Step]:
         size: Sizes = at.size
@@ -367,12 +367,12 @@ class LearnedOffsets(Claim):
 def _offsets(at: Place, seed: int) -> Measuring:
     size: Sizes = at.size
     spec = size.spec(BEST)
-    task = Offsets(made(squad.adapted(spec, size.budget, seed).name), MINILM, TEXT, spec, seed)
+    task = Offsets(made(squad.adapted(spec, size.budget, seed).name), ENCODER, TEXT, spec, seed)
     return Measuring(f"huang-offsets-s{seed}", task, task.cost)
 
 
 def _tables(at: Place) -> Measuring:
-    task = Tables(MINILM, made(glue.fitting(at.size.spec("huang2")).name))
+    task = Tables(ENCODER, made(glue.fitting(at.size.spec("huang2")).name))
     return Measuring("huang-tables", task, task.cost)
 
 

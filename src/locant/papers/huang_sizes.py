@@ -51,6 +51,7 @@ class Sizes:
     meetings: int  # of the retrieval test, evenly spaced over its 197; 0 for all
     chunks: int  # most chunks that it reads of a meeting, evenly spaced; 0 for all
     chunk: int = 256  # tokens that it reads at once
+    encoder: str = "minilm"  # the pretrained model, a name of `sources.SOURCES`
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -73,20 +74,20 @@ SIZES = {
     "quick": Sizes(
         squad=SquadSizes(seeds=2, cold_seeds=1, steps=12, batch=8, rate=2e-4, length=64, longest=4, also=192,
                          questions=30),
-        glue=glue.MINILM_SIZES["quick"], glue_seeds=2, arms=("shaw", BEST), clip=64, clips=(8,), budget=2, longer=(),
+        glue=glue.GLUE_SIZES["quick"], glue_seeds=2, arms=("shaw", BEST), clip=64, clips=(8,), budget=2, longer=(),
         adapted_seeds=2, meetings=12, chunks=4,
     ),
     "small": Sizes(
         squad=SquadSizes(seeds=4, cold_seeds=3, steps=70, batch=16, rate=2e-4, length=128, longest=4, also=384,
                          questions=150),
-        glue=glue.MINILM_SIZES["small"], glue_seeds=4, arms=ALL, clip=64, clips=(8, 128), budget=30, longer=(90,),
+        glue=glue.GLUE_SIZES["small"], glue_seeds=4, arms=ALL, clip=64, clips=(8, 128), budget=30, longer=(90,),
         adapted_seeds=3, meetings=60, chunks=16,
     ),
     # Fine-tuning as the paper: 3e-5, batch 48, two epochs. Warm starts instead of its pre-training.
     "paper": Sizes(
         squad=SquadSizes(seeds=5, cold_seeds=5, steps=3650, batch=48, rate=3e-5, length=128, longest=4, also=384,
                          questions=0),
-        glue=glue.MINILM_SIZES["paper"], glue_seeds=5, arms=ALL, clip=64, clips=(8, 16, 32, 128), budget=500,
-        longer=(2000, 10_000), adapted_seeds=5, meetings=0, chunks=0,
+        glue=glue.GLUE_SIZES["paper"], glue_seeds=5, arms=ALL, clip=64, clips=(8, 16, 32, 128), budget=500,
+        longer=(2000, 10_000), adapted_seeds=5, meetings=0, chunks=0, encoder="bert",
     ),
 }  # fmt: skip

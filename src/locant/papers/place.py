@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from locant.papers.sources import find_source
+from locant.papers.sources import find_source, name_of_source
 from locant.runs import files
 
 RUNS, MODELS, MEASURED, TEXTS, STEPS, FINDINGS = "runs", "models", "measured", "texts", "steps", "findings"
@@ -35,7 +35,7 @@ class Place:
 
     def source(self, name: str) -> Path:
         """Returns the path of a data set or a model."""
-        return find_source(name, self.data)
+        return find_source(name_of_source(name, self.size), self.data)
 
     def measured(self, name: str) -> dict[str, Any]:
         """Returns the numbers of a `Measuring` step."""

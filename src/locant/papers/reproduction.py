@@ -20,7 +20,7 @@ from locant.experiments.workers import cores
 from locant.papers.claim import Claim, Measured, Paper, Part, Table
 from locant.papers.cost import GPU, machine_speed, spell_time
 from locant.papers.place import FINDINGS, STEPS, Place
-from locant.papers.sources import check_sources
+from locant.papers.sources import check_sources, name_of_source
 from locant.papers.steps import Step, unique
 from locant.runs import files, machine_memory, run_folder
 from locant.runs.untrusted import shortened
@@ -85,9 +85,9 @@ def begin(paper: Paper, preset: str, out: Path, data: Path | None, work: Path | 
     return Place(out, work or out, data, size)
 
 
-def check_data(claims: Sequence[Claim], data: Path | None) -> None:
+def check_data(claims: Sequence[Claim], size: Any, data: Path | None) -> None:
     """Raises FileNotFoundError if data is missing, with every file and where to get it."""
-    check_sources([name for claim in claims for name in claim.sources], data)
+    check_sources([name_of_source(name, size) for claim in claims for name in claim.sources], data)
 
 
 def plan(claims: Sequence[Claim], at: Place) -> Planned:

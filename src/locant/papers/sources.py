@@ -4,7 +4,7 @@
     DATA/books/              *.txt, public-domain prose
     DATA/glue/CoLA/ …        train.tsv, dev.tsv of each task
     DATA/squad/              train-v1.1.json, dev-v1.1.json
-    DATA/models/NAME/        pretrained models, such as all-MiniLM-L6-v2
+    DATA/models/NAME/        pretrained models: all-MiniLM-L6-v2; bert-base-uncased for the preset paper
     DATA/tables/             *.safetensors with position tables of other models
     DATA/stories/            stories15M.bin and tokenizer.bin of llama2.c
     DATA/qmsum.jsonl         LongEmbed's QMSum
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from locant.runs.text_source import OPENERS
 
@@ -64,10 +65,19 @@ SOURCES: dict[str, Source] = {
         ("config.json", "model.safetensors", "tokenizer.json"),
         "the model sentence-transformers/all-MiniLM-L6-v2 on the hub",
     ),
+    "bert": Source(
+        "models/bert-base-uncased",
+        ("config.json", "model.safetensors", "tokenizer.json"),
+        "the model google-bert/bert-base-uncased on the hub",
+    ),
     "tables": Source("tables", ("*.safetensors",), "position tables cut out of models that you have, one key each"),
     "stories": Source("stories", ("stories15M.bin", "tokenizer.bin"), "stories15M of github.com/karpathy/llama2.c"),
     "qmsum": Source("qmsum.jsonl", (), "QMSum as LongEmbed uses it: github.com/Yale-LILY/QMSum, data/ALL"),
 }
+
+
+ENCODER = "encoder"
+"""Stands for the pretrained encoder of a preset: the source that its sizes name."""
 
 
 def find_source(name: str, folder: Path | None) -> Path:
@@ -77,6 +87,11 @@ def find_source(name: str, folder: Path | None) -> Path:
     found = SOURCES[name].find(folder)
     assert found is not None
     return found
+
+
+def name_of_source(name: str, size: Any) -> str:
+    """Returns the name of a source; of ENCODER, the one that the sizes of a preset name."""
+    return str(size.encoder) if name == ENCODER else name
 
 
 def check_sources(names: Iterable[str], folder: Path | None) -> None:

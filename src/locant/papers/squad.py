@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from locant.experiments.arms import NATIVE
-from locant.papers.glue import MINILM, TEXT, fitting, slug
+from locant.papers.glue import ENCODER, TEXT, fitting, slug
 from locant.papers.place import Place
 from locant.papers.steps import Adapting, Fitting, Step, Training, made, source
 
@@ -48,13 +48,13 @@ class SquadSizes:
 
 def native(sizes: SquadSizes) -> Training:
     """Returns the fine-tuning of the original, with its own position table."""
-    return Training("huang-squad-native", "squad", (NATIVE,), sizes.seeds, sizes.steps, sizes.preset, SQUAD, MINILM)
+    return Training("huang-squad-native", "squad", (NATIVE,), sizes.seeds, sizes.steps, sizes.preset, SQUAD, ENCODER)
 
 
 def cold(sizes: SquadSizes, schemes: tuple[str, ...]) -> Training:
     """Returns the fine-tuning of all cold arms."""
     seeds = sizes.cold_seeds
-    return Training("huang-squad-cold", "squad", schemes, seeds, sizes.steps, sizes.preset, SQUAD, MINILM)
+    return Training("huang-squad-cold", "squad", schemes, seeds, sizes.steps, sizes.preset, SQUAD, ENCODER)
 
 
 def warm(sizes: SquadSizes, scheme: str, budget: int) -> Training:
@@ -70,7 +70,7 @@ def adapted(scheme: str, budget: int, seed: int = 0) -> Fitting | Adapting:
     if budget == 0:
         return fitting(scheme)
     name = f"huang-adapted-{slug(scheme)}-{budget}steps-s{seed}"
-    return Adapting(name, MINILM, scheme, TEXT, budget, seed=seed, tasks=STSB)
+    return Adapting(name, ENCODER, scheme, TEXT, budget, seed=seed, tasks=STSB)
 
 
 def warm_steps(sizes: SquadSizes, schemes: tuple[str, ...], budget: int) -> list[Step]:

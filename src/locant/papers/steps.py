@@ -26,8 +26,8 @@ from locant.papers.place import MEASURED, MODELS, TEXTS, Place
 from locant.runs import files, text_source
 from locant.runs.budget import Budget
 
-GUESS = Shape(6, 384)
-"""The shape of a model that cannot be read before it is made: that of MiniLM, the model of most claims."""
+GUESSES = {"minilm": Shape(6, 384), "bert": Shape(12, 768)}
+"""Shapes of pretrained encoders, for the estimate where the model, or one made from it, is not there yet."""
 Progress = Callable[[float], None]
 """Receives the share of a step that is done, from 0 to 1."""
 
@@ -293,7 +293,7 @@ def shape_of_input(model: Input, at: Place) -> Shape:
     try:
         return shape_of(model.path(at))
     except (FileNotFoundError, ValueError):
-        return GUESS
+        return GUESSES[getattr(at.size, "encoder", "minilm")]
 
 
 def open_model(path: Path) -> tuple[Any, Any]:
