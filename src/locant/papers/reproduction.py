@@ -122,9 +122,14 @@ def check_machine(planned: Planned, at: Place, *, long: bool) -> None:
         )
 
 
-def run(
-    claims: Sequence[Claim], at: Place, *, on_step: Callable[[Step, int, int], Callable[[float], None]]
-) -> Iterator[Finding]:
+OnStep = Callable[[Step, int, int], Callable[[float], None]]
+
+
+def _silent(step: Step, number: int, total: int) -> Callable[[float], None]:
+    return lambda share: None
+
+
+def run(claims: Sequence[Claim], at: Place, *, on_step: OnStep = _silent) -> Iterator[Finding]:
     """Executes the steps, claim by claim, and yields the finding of each claim as soon as its steps are done.
 
     `on_step` gets a step that begins, its number and the number of all steps, and returns a function that receives the
