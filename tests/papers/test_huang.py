@@ -414,7 +414,7 @@ def test_all_claims_run_once(tmp_path, data, monkeypatch):
 
     def once():
         at = reproduction.begin(paper, "tiny", tmp_path / "out", data)
-        reproduction.check_data(paper.claims, paper.sizes["quick"], data)
+        reproduction.check_data(paper.claims, at.size, data)
         return at, list(reproduction.run(paper.claims, at, on_step=note))
 
     at, found = once()
