@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -69,12 +70,20 @@ def import_instead(root: Path, mutant: Mutant) -> None:
 def import_everywhere(root: Path, mutant: Mutant, folder: Path) -> None:
     """Python processes that this one starts import the mutant too.
 
-    Python runs a module `sitecustomize` when it starts. Ours (in `shadow/`) puts the finder of the mutant in place.
+    Python runs a module `sitecustomize` when it starts. Ours (in `shadow/`) calls `shadow_file`.
     """
     (folder / "mutant.json").write_text(json.dumps([str(root), mutant.path, mutant.text]))
     shadow = Path(__file__).with_name("shadow")
     os.environ["LOCANT_MUTANT"] = str(folder / "mutant.json")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(shadow), str(root), os.environ.get("PYTHONPATH", "")])
+
+
+def shadow_file(root: Path, path: str, text: str) -> None:
+    """From now on, importing or running a source file gives a text in its place. Used in processes that tests start."""
+    sys.meta_path.insert(0, Finder(root, path, text))
+    file, open_code = str(root / path), io.open_code
+    # `runpy.run_path` opens the file itself.
+    io.open_code = lambda name: io.BytesIO(text.encode()) if name == file else open_code(name)  # type: ignore[assignment]
 
 
 class Finder(importlib.machinery.PathFinder):

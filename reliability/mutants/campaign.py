@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from reliability.mutants import results
-from reliability.mutants.mapping import Reach, names, statement_lines, tests_of
+from reliability.mutants.mapping import Reach, mirror, names, statement_lines, tests_of
 from reliability.mutants.mutant import Mutant, digest
 from reliability.mutants.results import Results
 from reliability.mutants.runner import Tests
@@ -85,10 +85,12 @@ class Order:
     def _reaching(self, mutant: Mutant) -> set[str]:
         if mutant.path.endswith(".c"):
             return self._of_file(KERNEL)
+        spawning = self.reach.spawning & set(self.reach.seconds)  # coverage does not see what these reach
+        own = {test for test in spawning if test.startswith(f"{mirror(mutant.path)}::")}
         if self.imported(mutant):  # any test of the file may notice it
             about = {test for test in self.reach.seconds if names(test, mutant.path)}
-            return self._of_file(mutant.path) | about or set(self.reach.seconds)
-        return self.reach.tests(mutant.path, self._lines(mutant)) or self.reach.spawning & set(self.reach.seconds)
+            return self._of_file(mutant.path) | about | own or set(self.reach.seconds)
+        return self.reach.tests(mutant.path, self._lines(mutant)) | own or spawning
 
     def _of_file(self, path: str) -> set[str]:
         return self.reach.tests(path, self.reach.lines.get(path, {}))
