@@ -9,7 +9,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -40,6 +40,8 @@ def replace_code(root: Path, mutant: Mutant, functions: Functions) -> bool:
     if original is None or mutated is None:
         return False
     targets = functions.get((file, original.co_firstlineno, original.co_name), [])
+    if any((file, inner.co_firstlineno, inner.co_name) in functions for inner in _inside(original)):
+        return False  # the function has run already, e.g. as a decorator, and what it made would stay as it is
     try:
         for function in targets:
             function.__code__ = mutated
@@ -56,6 +58,14 @@ def _code_at(text: str, file: str, mutant: Mutant) -> CodeType | None:
             part for code in codes for part in code.co_consts if isinstance(part, CodeType) and part.co_name == name
         ]
     return max((code for code in codes if code.co_firstlineno <= mutant.line), key=_first_line, default=None)
+
+
+def _inside(code: CodeType) -> Iterator[CodeType]:
+    """The code of all functions defined inside a function."""
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield part
+            yield from _inside(part)
 
 
 def _first_line(code: CodeType) -> int:

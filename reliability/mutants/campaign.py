@@ -13,6 +13,8 @@ from reliability.mutants.runner import Tests
 
 SECONDS = 25.0
 """CPU seconds of tests that a mutant meets at most."""
+SECONDS_OF_KERNEL = 120.0
+"""The same for a fault of the C kernel: the list is short, and a fault may show in a few parameters of one test only."""
 KERNEL = "src/locant/attention/fused.py"
 """Tests that run this file run the C kernel."""
 
@@ -64,14 +66,15 @@ class Order:
             known.insert(0, test)
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """The tests that reach a mutant, up to SECONDS, those first that have noticed others of the same function."""
+        """The tests that reach a mutant, up to a limit, those first that have noticed others of the same function."""
         reaching = self._reaching(mutant)
         killers = [test for test in self.killers.get(f"{mutant.path}:{mutant.function}", ())[:5] if test in reaching]
         ordered = [*killers, *(test for test in self.reach.ordered(reaching, mutant.path) if test not in killers)]
+        most = SECONDS_OF_KERNEL if mutant.path.endswith(".c") else SECONDS
         chosen: list[str] = []
         total = 0.0
         for test in ordered:
-            if not chosen or total + self.reach.seconds[test] <= SECONDS:
+            if not chosen or total + self.reach.seconds[test] <= most:
                 chosen.append(test)
                 total += self.reach.seconds[test]
         return chosen

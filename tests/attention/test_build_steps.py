@@ -291,7 +291,7 @@ def test_the_message_of_a_compiler(error, message):
 
 
 def test_the_properties_of_the_cpu(monkeypatch):
-    lines = "processor : 0\nmodel name : a\nflags : b c\nprocessor : 1\nmodel name : a\nflags : b c\nFeatures : d\nCPU part : e\n"
+    lines = "processor : 0\nmodel name : a\nflags : b c\n" * 2 + "Features : d\nCPU part : e\n"
     monkeypatch.setattr(Path, "read_text", lambda self: lines if str(self) == "/proc/cpuinfo" else "")
     assert build._cpu() == "model name : a\nflags : b c\nFeatures : d\nCPU part : e"
 

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import locant
 from locant.attention import sdpa
+from locant.attention.request import prepare
 from tests import cases
 
 BIASES = ["tisa", "t5", "alibi", "kerple", "sandwich:width=16", "tisa2:kernels=4", "tisa+alibi"]
@@ -206,3 +207,30 @@ def test_a_query_without_keys_and_with_large_logits_has_no_nan_gradient(spec):
         grads[impl] = torch.autograd.grad(out.square().sum(), leaves)
     for ours, truth in zip(grads["sdpa"], grads["eager"], strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-4)
+
+
+def test_sequences_with_the_same_padding_are_computed_together():
+    """Groups of sequences, and the keys that they see."""
+
+    def spans(mask, **how):
+        return sdpa._spans(prepare(*cases.tensors(b=3), None, mask=mask, **how))
+
+    rows = torch.ones(3, 9, dtype=torch.bool)
+    together = slice(0, 3)
+    assert spans(None) == spans(rows) == [(together, 0, 9)]
+    rows[:, 7:] = False
+    assert spans(rows) == spans(rows, causal=True) == [(together, 0, 7)]
+    rows[:, 0] = False
+    assert spans(rows) == [(together, 1, 7)]
+    assert spans(rows, causal=True) is None  # the first query sees no key
+    rows[1, 1:3] = False
+    assert spans(rows) == [(slice(0, 1), 1, 7), (slice(1, 2), 3, 7), (slice(2, 3), 1, 7)]
+    rows[2, 4] = False
+    assert spans(rows) is None  # a gap
+    rows[2] = False
+    assert spans(rows) is None  # only padding
+    by_query = torch.ones(3, 1, 9, 9, dtype=torch.bool)
+    assert spans(by_query) == [(together, 0, 9)]
+    by_query[0, 0, 3, 8] = False
+    assert spans(by_query) is None
+    assert spans(torch.ones(3, 4, 9, 9, dtype=torch.bool)) is None  # by head

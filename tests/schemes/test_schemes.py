@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import locant
+from locant import schemes
 from locant.schemes import SCHEMES, Scheme, Sum
 from tests import cases
 
@@ -275,3 +276,32 @@ def test_deepcopy_and_pickle_keep_the_spec():
     for spec in ("huang4:clip=3,heads=own", "tisa:kernels=2+learned:length=7"):
         scheme = cases.build(spec)
         assert str(copy.deepcopy(scheme)) == str(pickle.loads(pickle.dumps(scheme))) == spec
+
+
+ROTATING = ("rope", "rope:layout=interleaved", "rope:partial=0.5", "rope:layout=interleaved,partial=0.5", "xpos",
+            "xpos:layout=half")  # fmt: skip
+
+
+@pytest.mark.parametrize("other", [*ROTATING, "tisa", "huang1:clip=3", "huang3:clip=3", "cope:positions=4"])
+@pytest.mark.parametrize("spec", ROTATING)
+def test_a_sum_with_a_rotation_declares_what_it_does(spec, other):
+    """Rotations of the same pairs of coordinates commute, so their sum depends on offsets alone; others do not."""
+    scheme, tensors, pos = cases.build(f"{spec}+{other}"), cases.tensors(), torch.arange(9)
+    here, there = (locant.attend(*tensors, scheme, q_pos=p, k_pos=p, causal=True) for p in (pos, pos + 11))
+    assert scheme.shift_invariant is torch.allclose(here, there)
+    commuting = scheme.shift_invariant or other == "huang3:clip=3"
+    assert scheme.pairwise is (commuting and other != "cope:positions=4")
+    assert scheme.incremental is commuting
+
+
+@pytest.mark.parametrize("spec", cases.SPECS)
+def test_a_saved_scheme_is_its_parameters(spec):
+    scheme = cases.build(spec)
+    assert set(scheme.state_dict()) == {name for name, _ in scheme.named_parameters()}
+
+
+def test_names_before_and_after_the_classes_are_imported(monkeypatch):
+    monkeypatch.delitem(vars(schemes), "SCHEMES", raising=False)
+    assert schemes.names() == list(schemes.CLASSES)
+    monkeypatch.setitem(vars(schemes), "SCHEMES", {"mine": None})
+    assert schemes.names() == ["mine"]
