@@ -1,6 +1,7 @@
 """The steps of the build, each in this process; `test_build.py` runs them as a whole, in other processes."""
 
 import ctypes
+import importlib.util
 import os
 import platform
 import shlex
@@ -300,3 +301,15 @@ def test_the_properties_of_the_cpu(monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", missing)
     assert build._cpu() == platform.processor() + platform.machine()
+
+
+@pytest.mark.parametrize(
+    ("machine", "flag"), [("arm64", "-mcpu=native"), ("aarch64", "-mcpu=native"), ("x86_64", "-march=native")]
+)
+def test_the_flag_of_the_cpu(machine, flag, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    spec = importlib.util.find_spec("locant.attention.build")
+    there = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(there)
+    assert [flag] == there.CPU
+    assert there.OPTIONAL == [[flag, "-fopenmp"], [flag], []]

@@ -5,6 +5,7 @@ import torch
 
 import locant
 from locant.attention.build import build
+from locant.attention.request import prepare
 from tests import cases
 
 
@@ -251,3 +252,21 @@ def test_any_positions_of_queries_and_keys(impl, queries):
                 expected = logits.softmax(-1).nan_to_num() @ v  # zeros where no key is visible
                 out = locant.attend(q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, causal=causal, impl=impl)
                 torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("widened", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("impl", ["eager", "sdpa", "auto"])
+def test_rotations_may_widen_queries_or_keys(widened, impl):
+    """One of them in float64 is enough for the product to be in float64."""
+
+    class Wider(locant.Scheme):
+        def rotate(self, q, k, q_pos, k_pos):
+            return tuple((2 * x).double() if wide else 2 * x for x, wide in zip((q, k), widened, strict=True))
+
+    tensors = cases.tensors(dtype=torch.float32)
+    request = prepare(*tensors, Wider())
+    assert request.content_dtype == (torch.float64 if any(widened) else torch.float32)
+    assert request.wide == torch.float32
+    out = locant.attend(*tensors, Wider(), impl=impl)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, locant.attend(*tensors, scale=4 / 8**0.5, impl="eager"))
