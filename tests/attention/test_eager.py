@@ -58,3 +58,19 @@ def test_no_slice_changes_a_result(spec, lq, monkeypatch):
                 found.append((out, weights, *grads))
             for whole, sliced in zip(*found, strict=True):
                 torch.testing.assert_close(sliced, whole)
+
+
+@pytest.mark.parametrize("step", [1, 5000], ids=["near", "far"])
+@pytest.mark.parametrize(
+    "other", ["alibi", "huang1:clip=3", "huang3:clip=3", "huang4:clip=3", "shaw:clip=3", "xl", "cope:positions=4"]
+)
+def test_every_term_beside_a_rotation_that_widens_to_float64(other, step):
+    """xpos over a wide span makes the product float64; tables stay float32, and the result has the dtype of q."""
+    scheme = cases.build(f"xpos+{other}").float().requires_grad_(False)
+    tensors, pos = cases.tensors(lq=5, lk=5, dtype=torch.float32), torch.arange(5) * step
+    out, weights = locant.attend(*tensors, scheme, q_pos=pos, k_pos=pos, causal=True, impl="eager", need_weights=True)
+    assert out.dtype == weights.dtype == torch.float32
+    truth = locant.attend(
+        *(x.double() for x in tensors), scheme.double(), q_pos=pos, k_pos=pos, causal=True, impl="eager"
+    )
+    torch.testing.assert_close(out, truth.float(), rtol=1e-4, atol=1e-5)

@@ -1,6 +1,7 @@
 """Facts about single schemes that the oracles and laws do not state."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -305,3 +306,23 @@ def test_names_before_and_after_the_classes_are_imported(monkeypatch):
     assert schemes.names() == list(schemes.CLASSES)
     monkeypatch.setitem(vars(schemes), "SCHEMES", {"mine": None})
     assert schemes.names() == ["mine"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_longest_span_of_xpos_in_each_dtype(dtype):
+    """One position further, powers are computed in float64, or, in float64, refused: they could be infinite."""
+    scheme = locant.scheme("xpos:base=64,gamma=0.3", head_dim=8)
+    longest = int(math.log(torch.finfo(dtype).max) / 2 * 64 / math.log(1.3 / 0.3))
+    q, k, _ = cases.tensors(lq=2, lk=2, dtype=dtype)
+
+    def rotate(span):
+        return scheme.rotate(q, k, torch.tensor([[0, span]]), torch.tensor([[span, 0]]))
+
+    within = rotate(longest)
+    assert {x.dtype for x in within} == {dtype}
+    assert all(x.isfinite().all() for x in within)
+    if dtype == torch.float64:
+        with pytest.raises(ValueError, match="overflows float64"):
+            rotate(longest + 1)
+    else:
+        assert {x.dtype for x in rotate(longest + 1)} == {torch.float64}
