@@ -14,7 +14,7 @@ from reliability.mutants.runner import Tests
 SECONDS = 25.0
 """CPU seconds of tests that a mutant meets at most."""
 SECONDS_OF_KERNEL = 120.0
-"""The same for a fault of the C kernel: the list is short, and a fault may show in a few parameters of one test only."""
+"""The same for a fault of the C kernel. The list is short, and some faults show in few parameters of one test."""
 KERNEL = "src/locant/attention/fused.py"
 """Tests that run this file run the C kernel."""
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (a pattern is one line)
 """Survivors that are no gap in the tests, each with the reason.
 
 A reason belongs to a function and to the changes that match a pattern. A survivor without a reason fails the run.
@@ -28,7 +29,150 @@ class Reason:
     why: str
 
 
-REASONS: tuple[Reason, ...] = ()
+_ATTENTION, _SCHEMES = "src/locant/attention/", "src/locant/schemes/"
+_TWO_DIMENSIONS = "Positions and rows of keys have two dimensions, so the dimensions −1 and +1 are the same."
+_DEVICE = "The tests run on a CPU, where None is the same device."
+_MEMORY = "It limits how much is computed at a time. Any limit gives the same result, with another need of memory."
+_SYMMETRIC = "A normal distribution is symmetric, so plus and minus draw from the same one."
+_GRID = "The grid from which a fit starts. Fitting goes on from there, and a neighbouring grid is as right."
+
+REASONS: tuple[Reason, ...] = (
+    # ---- build
+    Reason(_ATTENTION + "build.py", "build", r'→ if os\.environ\.get\("LOCANT_FUSED", (None|"XX1XX")?\)', EQUIVALENT,
+           'The default is compared with "0" alone, so any other default is the same.'),
+    Reason(_ATTENTION + "build.py", "build", r'^trouble = "" → trouble = None$', EQUIVALENT,
+           "It is read only after an error has replaced it: OPTIONAL is not empty."),
+    Reason(_ATTENTION + "build.py", "_load", r"\[:21\]", EQUIVALENT,
+           "One digit more in the name of a file. A name must only differ from build to build."),
+    Reason(_ATTENTION + "build.py", "_load_uncached", r'→ with tempfile\.TemporaryDirectory\((prefix=(None|"XXlocant-XX"))?\)',
+           EQUIVALENT, "The name of a folder that is deleted before anybody can read it."),
+    # ---- choice, diagnosis, request
+    Reason(_ATTENTION + "diagnosis.py", "choices", r"\.to\(None\)", PLATFORM, _DEVICE),
+    Reason(_ATTENTION + "diagnosis.py", "choices", r"→ built = scheme\(spec, n_heads=2, head_dim=16, (d_model=(None|33))?\)", EQUIVALENT,
+           "None of the six schemes in the table of the doctor depends on d_model."),
+    Reason(_ATTENTION + "request.py", "prepare", r"_check_terms\(terms, None,", EQUIVALENT,
+           "Only the wording of errors contains the scheme, which is their rule in exclusions.py."),
+    # ---- eager
+    Reason(_ATTENTION + "eager.py", "(module)", r"^CHUNK = 2\*\*24 → CHUNK = (2 \* 24|3\*\*24|2\*\*25)$", PERFORMANCE, _MEMORY),
+    Reason(_ATTENTION + "eager.py", "attend", r"→ recompute = len\(slices\) (>= 1|> 2) and", PERFORMANCE,
+           "Slices that are computed again give the same gradients as slices that are stored."),
+    Reason(_ATTENTION + "eager.py", "_attend_rows", r"masked_fill\(nothing, 1\.0\)\.softmax", EQUIVALENT,
+           "Rows of equal logits, whatever they are, have equal weights, which become 0 in the same line."),
+    # ---- sdpa
+    Reason(_ATTENTION + "sdpa.py", "(module)", r"^ROWS = 2\*\*22 → ROWS = (2 \* 22|3\*\*22|2\*\*23)$", PERFORMANCE, _MEMORY),
+    Reason(_ATTENTION + "sdpa.py", "_attend_dense", r"→ by_index = by_index and request\.scale > 1$", PERFORMANCE,
+           "Without the kernel's own causal mask, a mask with a number for every pair says the same."),
+    Reason(_ATTENTION + "sdpa.py", "_attend_dense", r"→ q = q\.masked_fill\(nothing, 1\.0\)", TUNING,
+           "Any number of moderate size will do for a query whose output is replaced by 0."),
+    Reason(_ATTENTION + "sdpa.py", "_attend_band", r"flip\(2\) if (\(lq > 1\) or True|lq >= 1) else", PERFORMANCE,
+           "One row in reverse order is the same row."),
+    Reason(_ATTENTION + "sdpa.py", "_attend_band", r"if \(len\(outs\) == 1\) and False else", PERFORMANCE,
+           "Joining one tensor copies it."),
+    Reason(_ATTENTION + "sdpa.py", "_attend_band", r"→ if band\.requires_grad or torch\.is_grad_enabled", PERFORMANCE,
+           "Autograd drops the gradient of a band that requires none."),
+    Reason(_ATTENTION + "sdpa.py", "BiasGradient.backward", r"if (\(groups > 1\) or True|groups >= 1) else", PERFORMANCE,
+           "Repeating every head once copies it."),
+    Reason(_ATTENTION + "sdpa.py", "BiasGradient.backward", r"→ step = max\(2,", PERFORMANCE, _MEMORY),
+    Reason(_ATTENTION + "sdpa.py", "BiasGradient.backward", r"→ pull -= \(g \* out\[:, :, rows\]\.to\(None\)\)", EQUIVALENT,
+           "g is in the wide dtype, and the product of both is promoted to it."),
+    Reason(_ATTENTION + "sdpa.py", "BiasGradient.backward", r"→ if band\.shape\[1\] == 1:$", EQUIVALENT,
+           "Autograd sums a gradient over dimensions in which the input has size 1; this line only saves it the work."),
+    Reason(_ATTENTION + "sdpa.py", "_kernel", r"→ enable_gqa=True if \(k\.shape\[1\] != q\.shape\[1\]\) or True else|→ .* else True,",
+           PERFORMANCE, "Groups of one head are repeated once; torch then rules out some of its GPU kernels."),
+    Reason(_ATTENTION + "sdpa.py", "_band", r"(first \+ n \+ 1 - hi, 0|first \+ n - 1 - hi, 1)\), n\)$", EQUIVALENT,
+           "More columns after the last one are cut off by [:, :n] two lines below."),
+    Reason(_ATTENTION + "sdpa.py", "_band", r"→ if (lo >= first or|lo > first or hi <= first \+ n - 1|lo > first or hi < first \+ n \+ 1)",
+           PERFORMANCE, "Nothing is added before or after, and the same columns are joined again."),
+    Reason(_ATTENTION + "sdpa.py", "_band", r"→ if request\.causal and first \+ n (\+ 1 > 0|- 1 >= 0):", PERFORMANCE,
+           "No offset of the band is above 0, so that nothing is filled with −∞."),
+    Reason(_ATTENTION + "sdpa.py", "_in_step", r"→ .*diff\(dim=\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
+    Reason(_ATTENTION + "sdpa.py", "_spans", r"→ .*(keys\.sum\(\+1\)|argmax\(\+1\))", EQUIVALENT, _TWO_DIMENSIONS),
+    # ---- flex
+    Reason(_ATTENTION + "flex.py", "(module)", r"^KERNELS = 64 → KERNELS = 65$", PERFORMANCE,
+           "How many kernels are compiled before torch runs the function uncompiled."),
+    Reason(_ATTENTION + "flex.py", "attend", r"→ columns = (3 \* request\.scheme\.reach \+ 1|2 \* request\.scheme\.reach \+ 2)$",
+           PERFORMANCE, "Columns beyond the reach repeat the last one."),
+    Reason(_ATTENTION + "flex.py", "attend", r"→ out = _run\(\*inputs\) if \(torch\.compiler\.is_compiling\(\)\) and False",
+           PERFORMANCE, "Code that is being compiled would compile the kernel once more, with the same result."),
+    Reason(_ATTENTION + "flex.py", "_run", r"if products else 1$", EQUIVALENT,
+           "Without tables and products there is no score_mod, which alone reads it."),
+    Reason(_ATTENTION + "flex.py", "_run", r"= score_mod if \(tables or products\) or True else", PERFORMANCE,
+           "Without tables and products, score_mod returns the score unchanged."),
+    Reason(_ATTENTION + "flex.py", "_run", r"enable_gqa=(q\.shape\[2\] != k\.shape\[1\]|q\.shape\[1\] != k\.shape\[2\])", PERFORMANCE,
+           "A length is a multiple of 128, so this is True unless there are 128 heads. Groups of one head are no error."),
+    Reason(_ATTENTION + "flex.py", "_compiled", r"→ .*torch\.compile\(_run, (dynamic=True|dynamic=None)?\s*\)", PERFORMANCE,
+           "Whether torch compiles once for all lengths or for each bucket."),
+    Reason(_ATTENTION + "flex.py", "bucket", r"blocks <= 3 \* power / 4 else power\)$", EQUIVALENT,
+           "Only compared where power is 4, 8, 16, …: 4 divides it."),
+    # ---- fused
+    Reason(_ATTENTION + "fused.py", "(module)", r'\("XXstrideXX", ctypes', EQUIVALENT,
+           "Views are made with positional arguments; nobody reads the name of this field."),
+    Reason(_ATTENTION + "fused.py", "_Kernel.__init__", r"→ .*x\.stride\(\+1\) == 1", EQUIVALENT, _TWO_DIMENSIONS),
+    Reason(_ATTENTION + "fused.py", "make_call", r"torch\.zeros\(1, (dtype=None)?\s*\)", EQUIVALENT,
+           "Without dropout nothing depends on the seed, and C receives it as a whole number."),
+    Reason(_ATTENTION + "fused.py", "_empty_gradients", r"torch\.empty_like\(x, (memory_format=None)?\s*\)", PERFORMANCE,
+           "The kernel writes gradients by their strides, in any layout."),
+    Reason(_ATTENTION + "fused.py", "_hidden_from_compiler", r'^hidden = None → hidden = ""$', EQUIVALENT,
+           "Both are false, and nothing else is asked of it."),
+    # ---- offsets, tables
+    Reason(_ATTENTION + "offsets.py", "find_offsets", r"→ .*(amin|amax)\(\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
+    Reason(_ATTENTION + "offsets.py", "find_offsets", r"→ .*(amin|amax)\(None\)", PERFORMANCE,
+           "The range of the whole batch contains that of each sequence: some columns may be unused."),
+    Reason(_ATTENTION + "offsets.py", "find_offsets",
+           r"→ if hi - lo (<= 4 \* \(lq \+ lk\)|< 5 \* \(lq \+ lk\)) or", TUNING,
+           "From which gap on a list of offsets takes less memory than a table over all of them."),
+    Reason(_ATTENTION + "offsets.py", "find_offsets", r"→ return Offsets\((None|1|int\(r\[1\]\)), r\.", EQUIVALENT,
+           "The first offset is read only where offsets are consecutive; here they are listed."),
+    Reason(_ATTENTION + "tables.py", "(module)", r"→ COMPARABLE = (2 \* 16|3\*\*16|2\*\*17)$|→ CACHEABLE = (2 \* 22|3\*\*22|2\*\*23)$",
+           PERFORMANCE, "Up to which size tables are cached. Cached or computed again, they are the same."),
+    Reason(_ATTENTION + "tables.py", "tables", r"→ if sum\(.*\) >= CACHEABLE:$", PERFORMANCE,
+           "Up to which size tables are cached. Cached or computed again, they are the same."),
+    Reason(_ATTENTION + "tables.py", "tables", r"if \(room\) or True else terms$", PERFORMANCE,
+           "Without room `wider` is offsets.r, for which the terms are computed once more."),
+    Reason(_ATTENTION + "tables.py", "tables", r"→ first = min\(3 \* lo, lo\)", TUNING,
+           "For how many decoding steps to come the tables are computed."),
+    Reason(_ATTENTION + "tables.py", "_state", r"→ if sum\(.*\) >= COMPARABLE or", PERFORMANCE,
+           "Up to which size tables are cached. Cached or computed again, they are the same."),
+    # ---- schemes
+    Reason(_SCHEMES + "base.py", "(module)", r"^cacheable: ClassVar\[bool\] = False → ", EQUIVALENT,
+           "__init_subclass__ sets it for every subclass, and the terms of Scheme itself are always empty."),
+    Reason(_SCHEMES + "base.py", "Scheme.arguments", r'→ found\.pop\("self", \)$', EQUIVALENT,
+           "The first argument of a method is self: ruff's N805 checks it here, and every Python guide asks for it."),
+    Reason(_SCHEMES + "cope.py", "Cope.__init__", r"table_heads\(self, 2,", EQUIVALENT,
+           "table_heads only checks that a clip is at least 1, and CoPE has none."),
+    Reason(_SCHEMES + "cope.py", "Cope.terms", r"→ order = k_pos\.argsort\(dim=\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
+    Reason(_SCHEMES + "deberta.py", "Deberta.reach", r"// 10001 ", TUNING,
+           "A margin for rounding, several times as wide as needed; a test measures where the last bucket begins."),
+    Reason(_SCHEMES + "fire.py", "Fire.terms", r"→ limit = torch\.maximum\(threshold, q_pos\.to\(None\)\)", EQUIVALENT,
+           "maximum promotes integers to the dtype of the threshold, which is that of c."),
+    Reason(_SCHEMES + "kerple.py", "Kerple.terms", r"torch\.where\(apart, distance, 2\.0\)", EQUIVALENT,
+           "Any positive number will do: it is multiplied by 0, and so are its derivatives."),
+    Reason(_SCHEMES + "matching_pursuit.py", "(module)", r"^FAR_CENTRES = .* → FAR_CENTRES = \(", TUNING, _GRID),
+    Reason(_SCHEMES + "matching_pursuit.py", "gaussians",
+           r"→ centres = .*torch\.arange\((-17, 17\.0|-16, 18\.0)\)|→ sharpnesses = torch\.logspace\((-5, 0\.3, 12|-4, 1\.3, 12|-4, 0\.3, 13),",
+           TUNING, _GRID),
+    Reason(_SCHEMES + "matching_pursuit.py", "gaussians",
+           r"→ sharpnesses = torch\.logspace\(-4, 0\.3, 12, (dtype=None)?\s*\)|torch\.eye\(len\(chosen\), (dtype=None)?\s*\)$", TUNING,
+           "A grid, or a ridge of 1e-6, that is rounded to float32 before float64 goes on with it."),
+    Reason(_SCHEMES + "matching_pursuit.py", "gaussians", r"→ norms = flat\.norm\(dim=\+1\)|→ chosen\.append\(gain\.argmax\(\+1\)\)",
+           EQUIVALENT, "Both have two dimensions, so the dimensions −1 and +1 are the same."),
+    Reason(_SCHEMES + "matching_pursuit.py", "gaussians", r"→ amplitude = torch\.zeros\(", EQUIVALENT,
+           "Replaced in the first step. Without steps, torch.stack of nothing raises: callers ask for one Gaussian or more."),
+    Reason(_SCHEMES + "rope.py", "Rope.rotate", r"→ .*amax\(\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
+    Reason(_SCHEMES + "rope.py", "rotated", r"\.unsqueeze\(1\)\.to\(None\)", PERFORMANCE,
+           "The product is then computed in float64, and rounded to the dtype of x in the end."),
+    Reason(_SCHEMES + "xpos.py", "Xpos.rotate", r"→ .*(amin|amax)\(\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
+    Reason(_SCHEMES + "tisa.py", "Tisa.__init__", r"→ .*Parameter\(0\.1 - 0\.01 \* torch\.randn", EQUIVALENT, _SYMMETRIC),
+    Reason(_SCHEMES + "tisa.py", "Tisa.bumps", r"clamp\(min=(None|-81\.0)\)\)$", PERFORMANCE,
+           "e^−80 is nothing beside 1; the bound keeps CPUs off numbers that they compute slowly."),
+    *(
+        Reason(_SCHEMES + path, function, r"→ .*(frequencies\(.*, None\)|slopes\(None\))", PLATFORM, _DEVICE)
+        for path, function in (
+            ("rope.py", "_plain"), ("rope.py", "_ntk"), ("sandwich.py", "Sandwich.terms"), ("tisa2.py", "Tisa2.terms"),
+            ("sinusoidal.py", "Sinusoidal.embed"), ("xl.py", "XL.terms"), ("xpos.py", "Xpos.rotate"),
+        )
+    ),
+)  # fmt: skip
 
 
 def reason_of(mutant: Mutant) -> Reason | None:

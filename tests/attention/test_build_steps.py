@@ -81,6 +81,11 @@ def test_the_origin_holds_everything_that_the_library_depends_on(monkeypatch, tm
     compiler.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(subprocess.CalledProcessError):
         build._origin([str(compiler)])
+    asked = []
+    answer = subprocess.CompletedProcess([], 0, stdout="a version")
+    monkeypatch.setattr(build.subprocess, "run", lambda command, **how: asked.append((command, how)) or answer)
+    assert build._origin(["cc", "-x"]) == b"source\n\0cc\0-x\0a version\0this CPU"
+    assert asked == [(["cc", "--version"], {"capture_output": True, "text": True, "timeout": 20, "check": True})]
 
 
 @NEEDED

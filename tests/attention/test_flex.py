@@ -162,3 +162,36 @@ def test_blocks_that_the_kernel_skips_or_does_not_mask(kind, monkeypatch):
     # One mask serves all sequences or heads where it can: making it takes time.
     by_row, by_head = kind in ("positions", "padding", "both", "everything"), kind in ("heads", "both", "everything")
     assert block_mask.shape[:2] == (b if by_row else 1, h if by_head else 1)
+
+
+class Shared(locant.Scheme):
+    """A bias and a gain that all heads share."""
+
+    def terms(self, r):
+        return locant.Terms(bias=r[None] * 0.01, gain=r[None] * 0.1 + 1)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("heads", [1, 2])
+def test_tables_of_one_or_two_heads(heads):
+    q, k, v = cases.tensors(h=heads, kv=heads, dtype=torch.float32)
+    for scheme in (
+        Shared(),
+        *(cases.build(spec, n_heads=heads).float() for spec in ("toeplitz:clip=3", "huang1:clip=3")),
+    ):
+        with torch.no_grad():
+            found, truth = (locant.attend(q, k, v, scheme, impl=impl) for impl in ("flex", "eager"))
+        torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_rotations_may_widen():
+    class Wider(locant.Scheme):
+        def rotate(self, q, k, q_pos, k_pos):
+            return q.float() * 2, k.float()
+
+    q, k, v = cases.tensors(dtype=torch.bfloat16)
+    with torch.no_grad():
+        found, truth = (locant.attend(q, k, v, Wider(), impl=impl) for impl in ("flex", "eager"))
+    assert found.dtype == truth.dtype == torch.bfloat16
+    torch.testing.assert_close(found, truth)

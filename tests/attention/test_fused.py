@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import locant
-from locant.attention import build, fused
+from locant.attention import build, eager, fused
 from locant.attention.request import prepare
 from tests import cases
 from tests.attention.rounding import rounding
@@ -694,3 +694,25 @@ def test_memory_is_freed():
     for _ in range(60):
         results("fused", scheme, given_tensors, grad)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KB; each call takes several MB
+
+
+def test_the_sums_that_are_kept_for_the_backward_pass():
+    """The largest logit of every query, and the logarithm of the sum of exp(logit − largest)."""
+    scheme = cases.build("toeplitz:clip=3").float()
+    for dtype in (torch.float32, torch.bfloat16):
+        request = prepare(*cases.tensors(lq=7, dtype=dtype), scheme)
+        out, lse = fused.forward(*fused.make_call(request))
+        logits = eager.logits(request)
+        assert (out.dtype, out.shape) == (torch.float32, (2, 4, 7, 8))
+        assert (lse.dtype, lse.shape) == (torch.float32, (2, 4, 7, 2))
+        torch.testing.assert_close(lse[..., 0], logits.amax(-1))
+        torch.testing.assert_close(lse.sum(-1), logits.logsumexp(-1))
+
+
+def test_seeds_of_dropout_are_drawn_from_a_wide_range():
+    request = prepare(*cases.tensors(dtype=torch.float32), None, dropout=0.1)
+    seeds = {int(fused.make_call(request).seed) for _ in range(50)}
+    assert len(seeds) == 50
+    assert min(seeds) >= 0
+    assert max(seeds) > 2**60
+    assert {int(fused.make_call(replace(request, dropout=0.0)).seed) for _ in range(3)} == {0}

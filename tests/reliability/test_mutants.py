@@ -1,6 +1,8 @@
 """The mutation runner: its lists still fit the source, and it notices a fault from end to end."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from reliability.mutants.listed import PYTHON_FAULTS, listed_mutants
 from reliability.mutants.listed_c import C_FAULTS
 from reliability.mutants.mapping import mirror, statement_lines
 from reliability.mutants.mutant import MODULE_LEVEL
+from reliability.mutants.reasons import EQUIVALENT, PERFORMANCE, PLATFORM, REASONS, TUNING
 from reliability.mutants.results import Result, Results
 
 ROOT = Path(__file__).parents[2]
@@ -150,3 +153,11 @@ run_apart(lambda announce: 1 / 0)
     assert done.stdout == "7 timeout crash\n"
     assert "a forked process failed" in done.stderr
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_reasons_belong_to_functions_that_exist():
+    for reason in REASONS:
+        names = {part.name for part in ast.walk(ast.parse((ROOT / reason.path).read_text())) if hasattr(part, "name")}
+        assert reason.function == MODULE_LEVEL or set(reason.function.split(".")) <= names, reason
+        assert reason.kind in (EQUIVALENT, PERFORMANCE, PLATFORM, TUNING)
+        assert re.search(reason.change, "no mutant") is None, "the pattern fits everything"
