@@ -161,6 +161,8 @@ REASONS: tuple[Reason, ...] = (
     Reason(_SCHEMES + "rope.py", "Rope.rotate", r"→ .*amax\(\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
     Reason(_SCHEMES + "rope.py", "rotated", r"\.unsqueeze\(1\)\.to\(None\)", PERFORMANCE,
            "The product is then computed in float64, and rounded to the dtype of x in the end."),
+    Reason(_SCHEMES + "sum.py", "Sum.__init__", r"> 1 or rotations\[1\]\.planes is None\)$", EQUIVALENT,
+           "Read only if there are two rotations or more and all have the same planes."),
     Reason(_SCHEMES + "xpos.py", "Xpos.rotate", r"→ .*(amin|amax)\(\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
     Reason(_SCHEMES + "tisa.py", "Tisa.__init__", r"→ .*Parameter\(0\.1 - 0\.01 \* torch\.randn", EQUIVALENT, _SYMMETRIC),
     Reason(_SCHEMES + "tisa.py", "Tisa.bumps", r"clamp\(min=(None|-81\.0)\)\)$", PERFORMANCE,

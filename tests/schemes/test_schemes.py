@@ -326,3 +326,13 @@ def test_the_longest_span_of_xpos_in_each_dtype(dtype):
             rotate(longest + 1)
     else:
         assert {x.dtype for x in rotate(longest + 1)} == {torch.float64}
+
+
+def test_a_rotation_that_declares_no_planes_commutes_only_with_none():
+    class Turn(Scheme):
+        def rotate(self, q, k, q_pos, k_pos):
+            return q.flip(-1), k.flip(-1)
+
+    alone, beside, twice = Sum(Turn()), Sum(Turn(), cases.build("tisa")), Sum(Turn(), Turn())
+    for scheme, commutes in ((alone, True), (beside, True), (twice, False)):
+        assert scheme.shift_invariant is scheme.pairwise is scheme.incremental is commutes
