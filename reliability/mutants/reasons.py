@@ -158,6 +158,8 @@ REASONS: tuple[Reason, ...] = (
            EQUIVALENT, "Both have two dimensions, so the dimensions −1 and +1 are the same."),
     Reason(_SCHEMES + "matching_pursuit.py", "gaussians", r"→ amplitude = torch\.zeros\(", EQUIVALENT,
            "Replaced in the first step. Without steps, torch.stack of nothing raises: callers ask for one Gaussian or more."),
+    Reason(_SCHEMES + "matching_pursuit.py", "gaussians", r"→ root = \(weight \* weight\.sum\(\)\)\.sqrt\(\)$", TUNING,
+           "Weights matter relative to each other; only the size of the ridge relative to them changes."),
     Reason(_SCHEMES + "rope.py", "Rope.rotate", r"→ .*amax\(\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
     Reason(_SCHEMES + "rope.py", "rotated", r"\.unsqueeze\(1\)\.to\(None\)", PERFORMANCE,
            "The product is then computed in float64, and rounded to the dtype of x in the end."),

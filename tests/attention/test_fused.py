@@ -716,3 +716,21 @@ def test_seeds_of_dropout_are_drawn_from_a_wide_range():
     assert min(seeds) >= 0
     assert max(seeds) > 2**60
     assert {int(fused.make_call(replace(request, dropout=0.0)).seed) for _ in range(3)} == {0}
+
+
+@pytest.mark.parametrize("rotation", ["nope", "rope", "xpos:base=600"])
+@pytest.mark.parametrize("names", [("query",), ("key",), ("query", "key"), ("value",), ("bias",), ("gain",)])
+def test_each_table_beside_a_rotation(names, rotation):
+    """Query and key terms belong to the vectors without the rotation, also if a scheme has one of them alone."""
+
+    class Own(locant.Scheme):
+        def __init__(self):
+            super().__init__()
+            for name in names:
+                shape = (4, 40) if name in ("bias", "gain") else (4, 40, 8)
+                self.register_parameter(name, torch.nn.Parameter(torch.randn(shape)))
+
+        def terms(self, r):
+            return locant.Terms(**{name: getattr(self, name)[:, r + 20] for name in names})
+
+    check(locant.schemes.Sum(locant.scheme(rotation, head_dim=8), Own()), tensors(2, 4, 2, 20, 20, 8), causal=True)

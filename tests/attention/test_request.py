@@ -227,6 +227,10 @@ POSITIONS = {
     "a restart": [0, 1, 2, 0, 1],
     "repeated": [1, 1, 1, 1, 1],
 }
+SHIFTS = [
+    ([0], [0]), ([0], [1]), ([0], [2]), ([1], [0]),
+    ([0, 7], [0, 7]), ([0, 1], [0, 1]), ([0, 0], [0, 1]), ([0, 1], [0, 0]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("impl", ["eager", "fused", "sdpa", "auto"])
@@ -240,7 +244,7 @@ def test_any_positions_of_queries_and_keys(impl, queries):
     for other in POSITIONS.values():
         one = torch.tensor([POSITIONS[queries], other])
         # The same distance in both sequences, and another one in each.
-        for shift_q, shift_k in (([0], [0]), ([0, 7], [0, 7]), ([0, 1], [0, 1]), ([0, 0], [0, 1]), ([0, 1], [0, 0])):
+        for shift_q, shift_k in SHIFTS:
             q_pos, k_pos = (
                 row + torch.tensor(shift)[:, None] for row, shift in zip(one, (shift_q, shift_k), strict=True)
             )

@@ -277,3 +277,25 @@ def test_terms_that_are_none_are_refused_without_gradients():
 
     with torch.no_grad(), pytest.raises(TypeError, match="terms must return Terms, got NoneType"):
         locant.attend(*cases.tensors(), Nothing())
+
+
+OPTIONS = {"kerple": ("kind", "power"), "t5": ("max_distance", 20), "sandwich": ("theta", 50.0)}
+
+
+@pytest.mark.parametrize("run", [step, whole])
+@pytest.mark.parametrize("part", [0, 1, 2])
+@pytest.mark.parametrize("what", ["number", "option"])
+def test_a_change_in_any_part_of_a_sum_changes_the_tables(what, part, run):
+    """The state of every part counts, not that of the first or the last one alone."""
+    spec = "kerple+t5+tisa" if what == "number" else "kerple+t5+sandwich:width=16"
+    scheme = cases.build(spec).float().requires_grad_(False)
+    tensors = cases.tensors(lq=30, lk=30, dtype=torch.float32)
+    before = run(scheme, *tensors, 30)
+    changed = scheme.parts[part]
+    if what == "number":
+        next(changed.parameters()).view(-1)[1] += 3.0
+    else:
+        setattr(changed, *OPTIONS[changed.name()])
+    after = run(scheme, *tensors, 30)
+    torch.testing.assert_close(after, run(copy.deepcopy(scheme), *tensors, 30))
+    assert not torch.allclose(after, before)
