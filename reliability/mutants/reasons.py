@@ -165,6 +165,8 @@ REASONS: tuple[Reason, ...] = (
            "The product is then computed in float64, and rounded to the dtype of x in the end."),
     Reason(_SCHEMES + "sum.py", "Sum.__init__", r"> 1 or rotations\[1\]\.planes is None\)$", EQUIVALENT,
            "Read only if there are two rotations or more and all have the same planes."),
+    Reason(_SCHEMES + "xpos.py", "Xpos.rotate", r"→ if growth >= math\.log\(", TUNING,
+           "The limit has a margin: it is the square root of the largest number. No span of whole positions meets it exactly."),
     Reason(_SCHEMES + "xpos.py", "Xpos.rotate", r"→ .*(amin|amax)\(\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
     Reason(_SCHEMES + "tisa.py", "Tisa.__init__", r"→ .*Parameter\(0\.1 - 0\.01 \* torch\.randn", EQUIVALENT, _SYMMETRIC),
     Reason(_SCHEMES + "tisa.py", "Tisa.bumps", r"clamp\(min=(None|-81\.0)\)\)$", PERFORMANCE,
