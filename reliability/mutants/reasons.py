@@ -46,6 +46,8 @@ REASONS: tuple[Reason, ...] = (
            "One digit more in the name of a file. A name must only differ from build to build."),
     Reason(_ATTENTION + "build.py", "_load_uncached", r'→ with tempfile\.TemporaryDirectory\((prefix=(None|"XXlocant-XX"))?\)',
            EQUIVALENT, "The name of a folder that is deleted before anybody can read it."),
+    Reason(_ATTENTION + "build.py", "_key", r"→ key = secrets\.token_bytes\(None\)$", EQUIVALENT,
+           "The standard library's own default is 32 bytes, and a key of another length would be made again at every use."),
     # ---- choice, diagnosis, request
     Reason(_ATTENTION + "diagnosis.py", "choices", r"\.to\(None\)", PLATFORM, _DEVICE),
     Reason(_ATTENTION + "diagnosis.py", "choices", r"→ built = scheme\(spec, n_heads=2, head_dim=16, (d_model=(None|33))?\)", EQUIVALENT,
@@ -114,6 +116,8 @@ REASONS: tuple[Reason, ...] = (
            "The kernel writes gradients by their strides, in any layout."),
     Reason(_ATTENTION + "fused.py", "_hidden_from_compiler", r'^hidden = None → hidden = ""$', EQUIVALENT,
            "Both are false, and nothing else is asked of it."),
+    Reason(_ATTENTION + "fused.c", "dropout_factors", r"^dropout: one in 2\^32 more is dropped", TUNING,
+           "The limit is p · 2^32, rounded down to a whole number: the share dropped is off by less than 2^−32 either way."),
     # ---- offsets, tables
     Reason(_ATTENTION + "offsets.py", "find_offsets", r"→ .*(amin|amax)\(\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
     Reason(_ATTENTION + "offsets.py", "find_offsets", r"→ .*(amin|amax)\(None\)", PERFORMANCE,
@@ -163,6 +167,8 @@ REASONS: tuple[Reason, ...] = (
     Reason(_SCHEMES + "rope.py", "Rope.rotate", r"→ .*amax\(\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
     Reason(_SCHEMES + "rope.py", "rotated", r"\.unsqueeze\(1\)\.to\(None\)", PERFORMANCE,
            "The product is then computed in float64, and rounded to the dtype of x in the end."),
+    Reason(_SCHEMES + "sum.py", "Sum.__init__", r"→ sizes = \[\(str\(None\), getattr", EQUIVALENT,
+           "Only the wording of the error contains the names of the parts."),
     Reason(_SCHEMES + "sum.py", "Sum.__init__", r"> 1 or rotations\[1\]\.planes is None\)$", EQUIVALENT,
            "Read only if there are two rotations or more and all have the same planes."),
     Reason(_SCHEMES + "xpos.py", "Xpos.rotate", r"→ if growth >= math\.log\(", TUNING,

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import locant
 from locant.attention import build, eager, fused
 from locant.attention.request import prepare
+from locant.schemes.base import wide
 from tests import cases
 from tests.attention.rounding import rounding
 
@@ -718,10 +719,15 @@ def test_seeds_of_dropout_are_drawn_from_a_wide_range():
     assert {int(fused.make_call(replace(request, dropout=0.0)).seed) for _ in range(3)} == {0}
 
 
-@pytest.mark.parametrize("rotation", ["nope", "rope", "xpos:base=600"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rotation", ["nope", "rope", "wider"])
 @pytest.mark.parametrize("names", [("query",), ("key",), ("query", "key"), ("value",), ("bias",), ("gain",)])
-def test_each_table_beside_a_rotation(names, rotation):
+def test_each_table_beside_a_rotation(names, rotation, dtype):
     """Query and key terms belong to the vectors without the rotation, also if a scheme has one of them alone."""
+
+    class Wider(locant.Scheme):
+        def rotate(self, q, k, q_pos, k_pos):
+            return wide(q.flip(-1)), wide(2 * k.flip(-1))
 
     class Own(locant.Scheme):
         def __init__(self):
@@ -733,4 +739,5 @@ def test_each_table_beside_a_rotation(names, rotation):
         def terms(self, r):
             return locant.Terms(**{name: getattr(self, name)[:, r + 20] for name in names})
 
-    check(locant.schemes.Sum(locant.scheme(rotation, head_dim=8), Own()), tensors(2, 4, 2, 20, 20, 8), causal=True)
+    turned = Wider() if rotation == "wider" else locant.scheme(rotation, head_dim=8)
+    check(locant.schemes.Sum(turned, Own()), tensors(2, 4, 2, 20, 20, 8, dtype=dtype), causal=True)

@@ -298,3 +298,14 @@ def test_rotations_that_widen_to_float64(spec, dtype):
     )
     assert out.dtype == truth.dtype == dtype
     torch.testing.assert_close(out, truth)
+
+
+@pytest.mark.parametrize("apart", [-3, -2, -1, 0, 1, 2, 3])
+@pytest.mark.parametrize(("lq", "lk"), [(5, 5), (3, 6), (6, 3)])
+def test_gradients_of_causal_calls_at_any_distance(apart, lq, lk, called):
+    """A view serves as long as the first query sees a key. A row of −∞ alone would have a gradient of NaN."""
+    scheme, tensors = cases.build("toeplitz:clip=20"), cases.tensors(lq=lq, lk=lk)
+    how = {"q_pos": torch.arange(lq), "k_pos": torch.arange(lk) + apart, "causal": True}
+    for ours, truth in zip(*(gradients(impl, scheme, tensors, **how) for impl in ("sdpa", "eager")), strict=True):
+        torch.testing.assert_close(ours, truth)
+    assert called == ["_attend_band" if apart <= 0 else "_attend_dense"]

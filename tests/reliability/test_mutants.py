@@ -156,7 +156,7 @@ run_apart(lambda announce: 1 / 0)
 
 
 def test_reasons_belong_to_functions_that_exist():
-    for reason in REASONS:
+    for reason in (each for each in REASONS if each.path.endswith(".py")):
         names = {part.name for part in ast.walk(ast.parse((ROOT / reason.path).read_text())) if hasattr(part, "name")}
         assert reason.function == MODULE_LEVEL or set(reason.function.split(".")) <= names, reason
         assert reason.kind in (EQUIVALENT, PERFORMANCE, PLATFORM, TUNING)
