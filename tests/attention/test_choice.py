@@ -168,6 +168,8 @@ def test_every_back_end_has_its_own_name_and_functions():
         assert (backend.name, backend.attend) == (name, module.attend)
         assert backend.unsupported is getattr(choice, f"{name}_unsupported")
     assert list(choice.BACKENDS) == ["fused", "sdpa", "flex", "eager"]
+    assert choice.AUTO == {"cpu": ("fused", "sdpa", "eager"), "cuda": ("flex", "sdpa", "eager")}
+    assert choice.AUTO_ELSEWHERE == ("sdpa", "eager")
 
 
 @pytest.mark.skipif(not hasattr(torch.nn.attention, "flex_attention"), reason="this torch has no FlexAttention")
@@ -193,3 +195,11 @@ def test_forward_mode_differentiation(spec):
         tangent = forward_ad.unpack_dual(out).tangent
     _, expected = torch.func.jvp(lambda x: locant.attend(x, k, v, scheme, impl="eager"), (q,), (v,))
     torch.testing.assert_close(tangent, expected)
+
+
+def test_why_flex_refuses_float64():
+    with pytest.raises(ValueError, match="FlexAttention does not compute in float64; use impl="):
+        chosen("tisa", dtype=torch.float64, impl="flex")
+    message = "FlexAttention does not compute in float64, which xpos needs at these positions; use impl="
+    with pytest.raises(ValueError, match=message):
+        chosen("xpos", lq=2, lk=2, q_pos=torch.tensor([0, 20000]), k_pos=torch.tensor([0, 20000]), impl="flex")
