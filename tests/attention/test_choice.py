@@ -200,6 +200,6 @@ def test_forward_mode_differentiation(spec):
 def test_why_flex_refuses_float64():
     with pytest.raises(ValueError, match="FlexAttention does not compute in float64; use impl="):
         chosen("tisa", dtype=torch.float64, impl="flex")
-    message = "FlexAttention does not compute in float64, which xpos needs at these positions; use impl="
+    message = "FlexAttention does not compute in float64, which xpos:base=1 needs at these positions; use impl="
     with pytest.raises(ValueError, match=message):
-        chosen("xpos", lq=2, lk=2, q_pos=torch.tensor([0, 20000]), k_pos=torch.tensor([0, 20000]), impl="flex")
+        chosen("xpos:base=1", impl="flex")
