@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -39,6 +40,8 @@ def replace_code(root: Path, mutant: Mutant, functions: Functions) -> bool:
     if original is None or mutated is None:
         return False
     targets = functions.get((file, original.co_firstlineno, original.co_name), [])
+    if any((file, inner.co_firstlineno, inner.co_name) in functions for inner in _inside(original)):
+        return False  # the function has run already, e.g. as a decorator, and what it made would stay as it is
     try:
         for function in targets:
             function.__code__ = mutated
@@ -57,6 +60,14 @@ def _code_at(text: str, file: str, mutant: Mutant) -> CodeType | None:
     return max((code for code in codes if code.co_firstlineno <= mutant.line), key=_first_line, default=None)
 
 
+def _inside(code: CodeType) -> Iterator[CodeType]:
+    """The code of all functions defined inside a function."""
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield part
+            yield from _inside(part)
+
+
 def _first_line(code: CodeType) -> int:
     return code.co_firstlineno
 
@@ -69,12 +80,20 @@ def import_instead(root: Path, mutant: Mutant) -> None:
 def import_everywhere(root: Path, mutant: Mutant, folder: Path) -> None:
     """Python processes that this one starts import the mutant too.
 
-    Python runs a module `sitecustomize` when it starts. Ours (in `shadow/`) puts the finder of the mutant in place.
+    Python runs a module `sitecustomize` when it starts. Ours (in `shadow/`) calls `shadow_file`.
     """
     (folder / "mutant.json").write_text(json.dumps([str(root), mutant.path, mutant.text]))
     shadow = Path(__file__).with_name("shadow")
     os.environ["LOCANT_MUTANT"] = str(folder / "mutant.json")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(shadow), str(root), os.environ.get("PYTHONPATH", "")])
+
+
+def shadow_file(root: Path, path: str, text: str) -> None:
+    """From now on, importing or running a source file gives a text in its place. Used in processes that tests start."""
+    sys.meta_path.insert(0, Finder(root, path, text))
+    file, open_code = str(root / path), io.open_code
+    # `runpy.run_path` opens the file itself.
+    io.open_code = lambda name: io.BytesIO(text.encode()) if name == file else open_code(name)  # type: ignore[assignment]
 
 
 class Finder(importlib.machinery.PathFinder):

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from reliability.mutants import results
-from reliability.mutants.mapping import Reach, names, statement_lines, tests_of
+from reliability.mutants.mapping import Reach, mirror, names, statement_lines, tests_of
 from reliability.mutants.mutant import Mutant, digest
 from reliability.mutants.results import Results
 from reliability.mutants.runner import Tests
 
 SECONDS = 25.0
 """CPU seconds of tests that a mutant meets at most."""
+SECONDS_OF_KERNEL = 120.0
+"""The same for a fault of the C kernel. The list is short, and some faults show in few parameters of one test."""
 KERNEL = "src/locant/attention/fused.py"
 """Tests that run this file run the C kernel."""
 
@@ -64,14 +66,15 @@ class Order:
             known.insert(0, test)
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """The tests that reach a mutant, up to SECONDS, those first that have noticed others of the same function."""
+        """The tests that reach a mutant, up to a limit, those first that have noticed others of the same function."""
         reaching = self._reaching(mutant)
         killers = [test for test in self.killers.get(f"{mutant.path}:{mutant.function}", ())[:5] if test in reaching]
         ordered = [*killers, *(test for test in self.reach.ordered(reaching, mutant.path) if test not in killers)]
+        most = SECONDS_OF_KERNEL if mutant.path.endswith(".c") else SECONDS
         chosen: list[str] = []
         total = 0.0
         for test in ordered:
-            if not chosen or total + self.reach.seconds[test] <= SECONDS:
+            if not chosen or total + self.reach.seconds[test] <= most:
                 chosen.append(test)
                 total += self.reach.seconds[test]
         return chosen
@@ -85,10 +88,12 @@ class Order:
     def _reaching(self, mutant: Mutant) -> set[str]:
         if mutant.path.endswith(".c"):
             return self._of_file(KERNEL)
+        spawning = self.reach.spawning & set(self.reach.seconds)  # coverage does not see what these reach
+        own = {test for test in spawning if test.startswith(f"{mirror(mutant.path)}::")}
         if self.imported(mutant):  # any test of the file may notice it
             about = {test for test in self.reach.seconds if names(test, mutant.path)}
-            return self._of_file(mutant.path) | about or set(self.reach.seconds)
-        return self.reach.tests(mutant.path, self._lines(mutant)) or self.reach.spawning & set(self.reach.seconds)
+            return self._of_file(mutant.path) | about | own or set(self.reach.seconds)
+        return self.reach.tests(mutant.path, self._lines(mutant)) | own or spawning
 
     def _of_file(self, path: str) -> set[str]:
         return self.reach.tests(path, self.reach.lines.get(path, {}))

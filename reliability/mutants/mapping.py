@@ -30,6 +30,8 @@ TESTS = {
 }
 """Source files in scope -> the tests of their mutants. tests/reliability/test_fuzz.py joins those of attention."""
 FUZZ = "tests/reliability/test_fuzz.py"
+CHEAP = 0.03
+"""CPU seconds of a test that a mutant of its source file always meets."""
 
 
 def files_in_scope(root: Path) -> list[str]:
@@ -84,13 +86,21 @@ class Reach:
 
         Tests of one function with different parameters mostly notice the same mutants. First are those in the test file
         of the source file, then fast ones. Of the parameters of a test, those that name the source file are first.
+        Cheap tests in the test file of the source file do not wait for their turn: a list of wrong arguments is one
+        test function, and each mutant of a check is noticed by one of its parameters alone.
         """
         own = mirror(path)
         by_function: dict[str, list[str]] = {}
         for test in sorted(tests, key=lambda test: (not names(test, path), self.seconds[test], test)):
             by_function.setdefault(test.partition("[")[0], []).append(test)
+
+        def turn(index: int, test: str) -> int:
+            if test.startswith(own) and self.seconds[test] <= CHEAP:
+                return 0
+            return index // 4 if names(test, path) else index
+
         ranked = [
-            (index // 4 if names(test, path) else index, not test.startswith(own), self.seconds[test], test)
+            (turn(index, test), not test.startswith(own), self.seconds[test], test)
             for each in by_function.values()
             for index, test in enumerate(each)
         ]

@@ -402,3 +402,11 @@ def test_every_table_pair_by_pair(names, positions):
         expected[b, h, i] = torch.stack(logits).softmax(0) @ torch.stack(values)
     out = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, scale=0.3, impl="eager")
     torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("spec", ["nope", "tisa", "rope", "huang3:clip=3"])
+def test_devices_without_autocast(spec):
+    """Tensors without values have shapes; torch.autocast does not know their device."""
+    scheme = cases.build(spec).float().to("meta")
+    out = locant.attend(*(x.to("meta") for x in cases.tensors(lq=3, dtype=torch.float32)), scheme, causal=True)
+    assert (out.device.type, out.dtype, out.shape) == ("meta", torch.float32, (2, 4, 3, 8))

@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import locant
+from locant.attention import choice
 from locant.attention.build import build
 from locant.attention.choice import choose
 from locant.attention.request import prepare
@@ -158,3 +160,46 @@ def test_auto_takes_sdpa_for_xpos_only_if_causal():
     assert chosen("xpos") != "sdpa"
     assert chosen("xpos", dtype=torch.float64) == "eager"
     assert chosen("xpos", lq=1, dtype=torch.float64) == "eager"
+
+
+def test_every_back_end_has_its_own_name_and_functions():
+    for name, backend in choice.BACKENDS.items():
+        module = getattr(choice, name)
+        assert (backend.name, backend.attend) == (name, module.attend)
+        assert backend.unsupported is getattr(choice, f"{name}_unsupported")
+    assert list(choice.BACKENDS) == ["fused", "sdpa", "flex", "eager"]
+    assert choice.AUTO == {"cpu": ("fused", "sdpa", "eager"), "cuda": ("flex", "sdpa", "eager")}
+    assert choice.AUTO_ELSEWHERE == ("sdpa", "eager")
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.attention, "flex_attention"), reason="this torch has no FlexAttention")
+@pytest.mark.parametrize("who", ["q", "k", "v", "the table", "nobody"])
+def test_flex_refuses_gradients_on_cpus(who):
+    q, k, v = cases.tensors(dtype=torch.float32)
+    scheme = cases.build("toeplitz:clip=3").float().requires_grad_(who == "the table")
+    for name, x in zip("qkv", (q, k, v), strict=True):
+        x.requires_grad_(name == who)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            reason = choice.flex_unsupported(prepare(q, k, v, scheme))
+        assert (reason is not None) == (grad and who != "nobody")
+
+
+@pytest.mark.parametrize("spec", ["nope", "tisa", "huang4:clip=3", "rope"])
+def test_forward_mode_differentiation(spec):
+    """Its first level has the number 0. A back end without a rule for it would lose the tangent without an error."""
+    scheme = cases.build(spec).float()
+    q, k, v = cases.tensors(lq=40, lk=40, dtype=torch.float32)
+    with torch.no_grad(), forward_ad.dual_level():
+        out = locant.attend(forward_ad.make_dual(q, v), k, v, scheme)
+        tangent = forward_ad.unpack_dual(out).tangent
+    _, expected = torch.func.jvp(lambda x: locant.attend(x, k, v, scheme, impl="eager"), (q,), (v,))
+    torch.testing.assert_close(tangent, expected)
+
+
+def test_why_flex_refuses_float64():
+    with pytest.raises(ValueError, match="FlexAttention does not compute in float64; use impl="):
+        chosen("tisa", dtype=torch.float64, impl="flex")
+    message = "FlexAttention does not compute in float64, which xpos:base=1 needs at these positions; use impl="
+    with pytest.raises(ValueError, match=message):
+        chosen("xpos:base=1", impl="flex")

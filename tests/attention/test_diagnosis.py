@@ -90,3 +90,11 @@ def test_gradients_and_sizes_of_the_situations(monkeypatch):
         for queries, dtype, train in sizes
     ]
     assert seen == expected * 6
+
+
+def test_every_finding_has_a_detail():
+    for finding in diagnosis.diagnose():
+        assert finding.name
+        assert finding.active in (None, False, True)
+        assert isinstance(finding.detail, str)
+        assert finding.detail not in ("", "None")

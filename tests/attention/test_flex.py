@@ -7,6 +7,7 @@ import torch
 
 import locant
 from locant.attention import flex
+from locant.attention.request import prepare
 from tests import cases
 
 pytest.importorskip("torch.nn.attention.flex_attention", reason="this torch has no FlexAttention; returns with ≥ 2.5")
@@ -119,3 +120,78 @@ def test_gradients_on_a_gpu(spec):
         results.append(torch.autograd.grad(out.square().sum(), [*tensors, *scheme.parameters()]))
     for truth, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-2, atol=1e-2)
+
+
+def in_blocks(pairs):
+    """[B, H, Lq, Lk] -> [B, H, blocks of queries, blocks of keys, pairs of a block]"""
+    return pairs.unflatten(-1, (-1, 128)).unflatten(-3, (-1, 128)).movedim(-3, -2).flatten(-2)
+
+
+@pytest.mark.parametrize(
+    "kind", ["nothing", "causal", "positions", "padding", "heads", "both", "queries", "everything"]
+)
+def test_blocks_that_the_kernel_skips_or_does_not_mask(kind, monkeypatch):
+    """Only the compiled kernel skips blocks, so the tests above cannot notice a block that is skipped wrongly."""
+    b, h, n = 2, 2, 256
+    padding = (torch.arange(n) < torch.tensor([[n], [100]]))[:, None, None]
+    heads = (torch.arange(n) >= 128 * torch.tensor([[0], [1]]))[None, :, None]
+    queries = (torch.arange(n)[:, None] < 128) | (torch.arange(n) < 128)
+    pos = torch.stack([torch.arange(n), torch.arange(n).flip(0)])
+    how = {
+        "causal": {"causal": True},
+        "positions": {"causal": True, "q_pos": pos, "k_pos": pos},
+        "padding": {"mask": padding},
+        "heads": {"mask": heads},
+        "both": {"mask": padding & heads},
+        "queries": {"mask": queries},
+        "everything": {"mask": padding & heads & queries, "causal": True, "q_pos": pos, "k_pos": pos},
+    }.get(kind, {})
+    calls = []
+    monkeypatch.setattr(flex, "_run_compiled", lambda *inputs: calls.append(inputs) or inputs[0])
+    request = prepare(*cases.tensors(h=h, kv=h, lq=n, lk=n, dtype=torch.float32), None, **how)
+    with torch.no_grad():
+        flex.attend(request)
+    ((*_, block_mask, scale),) = calls
+    assert scale == request.scale
+    visible = request.visible()
+    pairs = in_blocks((torch.ones(1, 1, n, n, dtype=torch.bool) if visible is None else visible).expand(b, h, n, n))
+    listed = torch.arange(2) < block_mask.full_kv_num_blocks[..., None]  # a list of blocks begins with those that count
+    full = torch.zeros_like(listed).scatter(-1, block_mask.full_kv_indices.long(), listed)
+    assert torch.equal(block_mask.to_dense().bool().expand(b, h, 2, 2), pairs.any(-1))
+    assert torch.equal(full.expand(b, h, 2, 2), pairs.all(-1))
+    # One mask serves all sequences or heads where it can: making it takes time.
+    by_row, by_head = kind in ("positions", "padding", "both", "everything"), kind in ("heads", "both", "everything")
+    assert block_mask.shape[:2] == (b if by_row else 1, h if by_head else 1)
+
+
+class Shared(locant.Scheme):
+    """A bias and a gain that all heads share."""
+
+    def terms(self, r):
+        return locant.Terms(bias=r[None] * 0.01, gain=r[None] * 0.1 + 1)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("heads", [1, 2])
+def test_tables_of_one_or_two_heads(heads):
+    q, k, v = cases.tensors(h=heads, kv=heads, dtype=torch.float32)
+    for scheme in (
+        Shared(),
+        *(cases.build(spec, n_heads=heads).float() for spec in ("toeplitz:clip=3", "huang1:clip=3")),
+    ):
+        with torch.no_grad():
+            found, truth = (locant.attend(q, k, v, scheme, impl=impl) for impl in ("flex", "eager"))
+        torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_rotations_may_widen():
+    class Wider(locant.Scheme):
+        def rotate(self, q, k, q_pos, k_pos):
+            return q.float() * 2, k.float()
+
+    q, k, v = cases.tensors(dtype=torch.bfloat16)
+    with torch.no_grad():
+        found, truth = (locant.attend(q, k, v, Wider(), impl=impl) for impl in ("flex", "eager"))
+    assert found.dtype == truth.dtype == torch.bfloat16
+    torch.testing.assert_close(found, truth)

@@ -17,8 +17,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import locant
-from locant.attention import build, fused
+from locant.attention import build, eager, fused
 from locant.attention.request import prepare
+from locant.schemes.base import wide
 from tests import cases
 from tests.attention.rounding import rounding
 
@@ -694,3 +695,49 @@ def test_memory_is_freed():
     for _ in range(60):
         results("fused", scheme, given_tensors, grad)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KB; each call takes several MB
+
+
+def test_the_sums_that_are_kept_for_the_backward_pass():
+    """The largest logit of every query, and the logarithm of the sum of exp(logit − largest)."""
+    scheme = cases.build("toeplitz:clip=3").float()
+    for dtype in (torch.float32, torch.bfloat16):
+        request = prepare(*cases.tensors(lq=7, dtype=dtype), scheme)
+        out, lse = fused.forward(*fused.make_call(request))
+        logits = eager.logits(request)
+        assert (out.dtype, out.shape) == (torch.float32, (2, 4, 7, 8))
+        assert (lse.dtype, lse.shape) == (torch.float32, (2, 4, 7, 2))
+        torch.testing.assert_close(lse[..., 0], logits.amax(-1))
+        torch.testing.assert_close(lse.sum(-1), logits.logsumexp(-1))
+
+
+def test_seeds_of_dropout_are_drawn_from_a_wide_range():
+    request = prepare(*cases.tensors(dtype=torch.float32), None, dropout=0.1)
+    seeds = {int(fused.make_call(request).seed) for _ in range(50)}
+    assert len(seeds) == 50
+    assert min(seeds) >= 0
+    assert max(seeds) > 2**60
+    assert {int(fused.make_call(replace(request, dropout=0.0)).seed) for _ in range(3)} == {0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rotation", ["nope", "rope", "wider"])
+@pytest.mark.parametrize("names", [("query",), ("key",), ("query", "key"), ("value",), ("bias",), ("gain",)])
+def test_each_table_beside_a_rotation(names, rotation, dtype):
+    """Query and key terms belong to the vectors without the rotation, also if a scheme has one of them alone."""
+
+    class Wider(locant.Scheme):
+        def rotate(self, q, k, q_pos, k_pos):
+            return wide(q.flip(-1)), wide(2 * k.flip(-1))
+
+    class Own(locant.Scheme):
+        def __init__(self):
+            super().__init__()
+            for name in names:
+                shape = (4, 40) if name in ("bias", "gain") else (4, 40, 8)
+                self.register_parameter(name, torch.nn.Parameter(torch.randn(shape)))
+
+        def terms(self, r):
+            return locant.Terms(**{name: getattr(self, name)[:, r + 20] for name in names})
+
+    turned = Wider() if rotation == "wider" else locant.scheme(rotation, head_dim=8)
+    check(locant.schemes.Sum(turned, Own()), tensors(2, 4, 2, 20, 20, 8, dtype=dtype), causal=True)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import locant
+from locant.attention.build import build
+from locant.attention.request import prepare
 from tests import cases
 
 
@@ -178,3 +180,97 @@ def test_rotations_may_not_narrow():
     message = r"narrow\.rotate must return keys in torch\.float32 or a wider dtype, got torch\.float16"
     with pytest.raises(TypeError, match=message):
         locant.attend(*cases.tensors(dtype=torch.float32), Narrow())
+
+
+@pytest.mark.parametrize("impl", ["eager", "fused", "auto"])
+def test_values_may_have_another_size_than_queries(impl):
+    """A value term has the size of the values."""
+
+    class Added(locant.Scheme):
+        def __init__(self, size):
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(4, 17, size))
+
+        def terms(self, r):
+            return locant.Terms(value=self.table)
+
+    q, k, v = (x.float() for x in cases.tensors())
+    if impl == "fused" and build().library is None:
+        pytest.skip(f"no kernel here: {build().why}; returns with a C compiler")
+    wide = torch.cat([v, v[..., :3]], dim=-1)  # size 11
+    scheme = Added(11)
+    out = locant.attend(q, k, wide, scheme, impl=impl)
+    weights = (q @ k.mT / 8**0.5).softmax(-1)
+    r = torch.arange(9)[None, :] - torch.arange(9)[:, None] + 8
+    expected = torch.einsum("bhij,bhijd->bhid", weights, wide[:, :, None] + scheme.table[:, r])
+    torch.testing.assert_close(out, expected)
+    with pytest.raises(ValueError, match=r"value must have the head size of v, 11; got \[4, 17, 8\]"):
+        locant.attend(q, k, wide, Added(8), impl=impl)
+
+
+@pytest.mark.parametrize("impl", ["eager", "fused", "sdpa", "auto"])
+def test_without_dropout_no_random_number_is_drawn(impl):
+    if impl == "fused" and build().library is None:
+        pytest.skip(f"no kernel here: {build().why}; returns with a C compiler")
+    tensors, scheme = cases.tensors(dtype=torch.float32), cases.build("tisa").float()
+    before = torch.get_rng_state()
+    locant.attend(*tensors, scheme, impl=impl)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+POSITIONS = {
+    "0 …": [0, 1, 2, 3, 4],
+    "5 …": [5, 6, 7, 8, 9],
+    "reversed": [4, 3, 2, 1, 0],
+    "every second": [0, 2, 4, 6, 8],
+    "a gap": [0, 1, 2, 5, 6],
+    "a restart": [0, 1, 2, 0, 1],
+    "repeated": [1, 1, 1, 1, 1],
+}
+SHIFTS = [
+    ([0], [0]), ([0], [1]), ([0], [2]), ([1], [0]),
+    ([0, 7], [0, 7]), ([0, 1], [0, 1]), ([0, 0], [0, 1]), ([0, 1], [0, 0]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("impl", ["eager", "fused", "sdpa", "auto"])
+@pytest.mark.parametrize("queries", POSITIONS)
+def test_any_positions_of_queries_and_keys(impl, queries):
+    """One row of positions for all sequences, or one for each, against the sum over pairs."""
+    if impl == "fused" and build().library is None:
+        pytest.skip(f"no kernel here: {build().why}; returns with a C compiler")
+    scheme = cases.build("toeplitz:clip=20").float()
+    q, k, v = cases.tensors(lq=5, lk=5, dtype=torch.float32)
+    for other in POSITIONS.values():
+        one = torch.tensor([POSITIONS[queries], other])
+        # The same distance in both sequences, and another one in each.
+        for shift_q, shift_k in SHIFTS:
+            q_pos, k_pos = (
+                row + torch.tensor(shift)[:, None] for row, shift in zip(one, (shift_q, shift_k), strict=True)
+            )
+            r = k_pos[:, None, :] - q_pos[:, :, None]
+            for causal in (False, True):
+                logits = q @ k.mT / 8**0.5 + scheme.table[:, r + 20].transpose(0, 1)
+                if causal:
+                    logits = logits.masked_fill((r > 0)[:, None], -torch.inf)
+                expected = logits.softmax(-1).nan_to_num() @ v  # zeros where no key is visible
+                out = locant.attend(q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, causal=causal, impl=impl)
+                torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("widened", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("impl", ["eager", "sdpa", "auto"])
+def test_rotations_may_widen_queries_or_keys(widened, impl):
+    """One of them in float64 is enough for the product to be in float64."""
+
+    class Wider(locant.Scheme):
+        def rotate(self, q, k, q_pos, k_pos):
+            return tuple((2 * x).double() if wide else 2 * x for x, wide in zip((q, k), widened, strict=True))
+
+    tensors = cases.tensors(dtype=torch.float32)
+    request = prepare(*tensors, Wider())
+    assert request.content_dtype == (torch.float64 if any(widened) else torch.float32)
+    assert request.wide == torch.float32
+    out = locant.attend(*tensors, Wider(), impl=impl)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, locant.attend(*tensors, scale=4 / 8**0.5, impl="eager"))

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import locant
 from locant.attention import sdpa
+from locant.attention.request import prepare
 from tests import cases
 
 BIASES = ["tisa", "t5", "alibi", "kerple", "sandwich:width=16", "tisa2:kernels=4", "tisa+alibi"]
@@ -206,3 +207,105 @@ def test_a_query_without_keys_and_with_large_logits_has_no_nan_gradient(spec):
         grads[impl] = torch.autograd.grad(out.square().sum(), leaves)
     for ours, truth in zip(grads["sdpa"], grads["eager"], strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-4)
+
+
+def test_sequences_with_the_same_padding_are_computed_together():
+    """Groups of sequences, and the keys that they see."""
+
+    def spans(mask, **how):
+        return sdpa._spans(prepare(*cases.tensors(b=3), None, mask=mask, **how))
+
+    rows = torch.ones(3, 9, dtype=torch.bool)
+    together = slice(0, 3)
+    assert spans(None) == spans(rows) == [(together, 0, 9)]
+    rows[:, 7:] = False
+    assert spans(rows) == spans(rows, causal=True) == [(together, 0, 7)]
+    rows[:, 0] = False
+    assert spans(rows) == [(together, 1, 7)]
+    assert spans(rows, causal=True) is None  # the first query sees no key
+    rows[1, 1:3] = False
+    assert spans(rows) == [(slice(0, 1), 1, 7), (slice(1, 2), 3, 7), (slice(2, 3), 1, 7)]
+    rows[2, 4] = False
+    assert spans(rows) is None  # a gap
+    rows[2] = False
+    assert spans(rows) is None  # only padding
+    by_query = torch.ones(3, 1, 9, 9, dtype=torch.bool)
+    assert spans(by_query) == [(together, 0, 9)]
+    by_query[0, 0, 3, 8] = False
+    assert spans(by_query) is None
+    assert spans(torch.ones(3, 4, 9, 9, dtype=torch.bool)) is None  # by head
+
+
+def gradients(impl, scheme, tensors, **how):
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    out = locant.attend(*leaves, scheme, impl=impl, **how)
+    found = torch.autograd.grad(out.double().sin().sum(), [*leaves, *scheme.parameters()], allow_unused=True)
+    return [out, *(x for x in found if x is not None)]
+
+
+@pytest.mark.parametrize("spec", ["nope", "toeplitz:clip=3", "huang4:clip=3", "cope:positions=4"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sizes_that_coincide(spec, causal):
+    """No size may be taken for another: batch, heads, queries, keys and head size that are equal."""
+    for b, h, kv, lq, lk, d in ((2, 4, 2, 2, 4, 4), (4, 4, 1, 4, 4, 8), (2, 2, 2, 2, 2, 2), (1, 2, 1, 1, 2, 8)):
+        scheme = cases.build(spec, n_heads=h, head_dim=d, d_model=h * d)
+        tensors = cases.tensors(b=b, h=h, kv=kv, lq=lq, lk=lk, d=d)
+        for ours, truth in zip(*(gradients(x, scheme, tensors, causal=causal) for x in ("sdpa", "eager")), strict=True):
+            torch.testing.assert_close(ours, truth)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_bias_for_one_head_or_all(shared, called):
+    """The gradient of a bias that all heads share is the sum of theirs."""
+
+    class Bias(locant.Scheme):
+        def __init__(self, heads):
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(heads, 17, dtype=torch.float64))
+
+        def terms(self, r):
+            return locant.Terms(bias=self.table)
+
+    for h in (1, 2, 4):
+        scheme, tensors = Bias(1 if shared else h), cases.tensors(h=h, kv=h)
+        for ours, truth in zip(*(gradients(x, scheme, tensors) for x in ("sdpa", "eager")), strict=True):
+            torch.testing.assert_close(ours, truth)
+    assert set(called) == {"_attend_band"}
+
+
+@pytest.mark.parametrize("kv", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_half_precision_have_its_dtype_and_that_of_the_tables(dtype, kv, called):
+    scheme, tensors = cases.build("toeplitz:clip=8").float(), cases.tensors(kv=kv, dtype=dtype)
+    found, truth = (
+        gradients(impl, scheme, [x.to(kind) for x in tensors])
+        for impl, kind in (("sdpa", dtype), ("eager", torch.float32))
+    )
+    assert [x.dtype for x in found] == [dtype] * 4 + [torch.float32]
+    for ours, true in zip(found, truth, strict=True):
+        assert (ours - true).abs().max() < 8 * torch.finfo(dtype).eps * true.abs().max()
+    assert called == ["_attend_band"]
+
+
+@pytest.mark.parametrize("spec", ["xpos", "xpos+alibi", "xpos+huang4:clip=3"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rotations_that_widen_to_float64(spec, dtype):
+    """The result has the dtype of the queries."""
+    scheme = cases.build(spec).float().requires_grad_(False)
+    tensors, pos = cases.tensors(dtype=dtype), torch.arange(9) * 5000
+    out, truth = (
+        locant.attend(*tensors, scheme, q_pos=pos, k_pos=pos, causal=True, impl=impl) for impl in ("sdpa", "eager")
+    )
+    assert out.dtype == truth.dtype == dtype
+    torch.testing.assert_close(out, truth)
+
+
+@pytest.mark.parametrize("apart", [-3, -2, -1, 0, 1, 2, 3])
+@pytest.mark.parametrize(("lq", "lk"), [(5, 5), (3, 6), (6, 3)])
+def test_gradients_of_causal_calls_at_any_distance(apart, lq, lk, called):
+    """A view serves as long as the first query sees a key. A row of −∞ alone would have a gradient of NaN."""
+    scheme, tensors = cases.build("toeplitz:clip=20"), cases.tensors(lq=lq, lk=lk)
+    how = {"q_pos": torch.arange(lq), "k_pos": torch.arange(lk) + apart, "causal": True}
+    for ours, truth in zip(*(gradients(impl, scheme, tensors, **how) for impl in ("sdpa", "eager")), strict=True):
+        torch.testing.assert_close(ours, truth)
+    assert called == ["_attend_band" if apart <= 0 else "_attend_dense"]

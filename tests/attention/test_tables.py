@@ -240,3 +240,62 @@ def test_a_bias_is_a_view_in_torch_s_kernel(monkeypatch):
     step(scheme, q, k, v, 30)
     step(scheme, q, k, v, 31)
     assert seen[0].untyped_storage().data_ptr() == seen[1].untyped_storage().data_ptr()  # one table, two views
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("lq", [1, 9])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error", "message"),
+    [
+        ((1, 40), torch.float32, ValueError, "bias must have a column for each of the"),
+        ((1, 3), torch.float32, ValueError, "bias must have a column for each of the"),
+        ((40,), torch.float32, ValueError, "bias must have a column for each of the"),
+        ((1, None), torch.bfloat16, TypeError, "bias is torch.bfloat16 but must be float32 or wider"),
+        ((1, None), torch.int64, TypeError, "bias is torch.int64 but must be float32 or wider"),
+    ],
+)
+def test_wrong_tables_are_refused_whether_they_would_be_cached_or_not(shape, dtype, error, message, lq, grad):
+    """A slice of a table with too many columns would look right."""
+
+    class Wrong(locant.Scheme):
+        cacheable = True
+
+        def terms(self, r):
+            return locant.Terms(bias=torch.zeros([len(r) if size is None else size for size in shape], dtype=dtype))
+
+    tensors = cases.tensors(lq=lq, dtype=torch.float32)
+    with torch.set_grad_enabled(grad), pytest.raises(error, match=message):
+        locant.attend(*tensors, Wrong())
+
+
+def test_terms_that_are_none_are_refused_without_gradients():
+    class Nothing(locant.Scheme):
+        cacheable = True
+
+        def terms(self, r):
+            return None
+
+    with torch.no_grad(), pytest.raises(TypeError, match="terms must return Terms, got NoneType"):
+        locant.attend(*cases.tensors(), Nothing())
+
+
+OPTIONS = {"kerple": ("kind", "power"), "t5": ("max_distance", 20), "sandwich": ("theta", 50.0)}
+
+
+@pytest.mark.parametrize("run", [step, whole])
+@pytest.mark.parametrize("part", [0, 1, 2])
+@pytest.mark.parametrize("what", ["number", "option"])
+def test_a_change_in_any_part_of_a_sum_changes_the_tables(what, part, run):
+    """The state of every part counts, not that of the first or the last one alone."""
+    spec = "kerple+t5+tisa" if what == "number" else "kerple+t5+sandwich:width=16"
+    scheme = cases.build(spec).float().requires_grad_(False)
+    tensors = cases.tensors(lq=30, lk=30, dtype=torch.float32)
+    before = run(scheme, *tensors, 30)
+    changed = scheme.parts[part]
+    if what == "number":
+        next(changed.parameters()).view(-1)[1] += 3.0
+    else:
+        setattr(changed, *OPTIONS[changed.name()])
+    after = run(scheme, *tensors, 30)
+    torch.testing.assert_close(after, run(copy.deepcopy(scheme), *tensors, 30))
+    assert not torch.allclose(after, before)

@@ -1,6 +1,8 @@
 """The mutation runner: its lists still fit the source, and it notices a fault from end to end."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from reliability.mutants.listed import PYTHON_FAULTS, listed_mutants
 from reliability.mutants.listed_c import C_FAULTS
 from reliability.mutants.mapping import mirror, statement_lines
 from reliability.mutants.mutant import MODULE_LEVEL
+from reliability.mutants.reasons import EQUIVALENT, PERFORMANCE, PLATFORM, REASONS, TUNING
 from reliability.mutants.results import Result, Results
 
 ROOT = Path(__file__).parents[2]
@@ -81,12 +84,17 @@ def project(tmp_path):
         "START = 9\n\n\n"
         "def odd(x):\n    while x > 3:\n        x -= 2\n    return x == 3\n\n\n"
         "def positive(x):\n    return x > 0\n\n\n"
-        "def untested(x):\n    return x + 1\n"
+        "def untested(x):\n    return x + 1\n\n\n"
+        "def twice(x):\n    return x * 2\n"
     )
     (tests / "test_terms.py").write_text(
-        "from locant import terms\n\n\n"
+        "import subprocess, sys\n\nfrom locant import terms\n\n\n"
         "def test_odd():\n    assert terms.odd(terms.START)\n\n\n"
-        "def test_positive():\n    assert terms.positive(2)\n    assert not terms.positive(-2)\n"
+        "def test_positive():\n    assert terms.positive(2)\n    assert not terms.positive(-2)\n\n\n"
+        "def test_twice_of_nothing():\n    assert terms.twice(0) == 0\n\n\n"
+        "def test_twice_apart():\n"
+        "    code = f'import runpy; assert runpy.run_path({terms.__file__!r})[\"twice\"](3) == 6'\n"
+        "    subprocess.run([sys.executable, '-c', code], check=True)\n"
     )
     return tmp_path
 
@@ -112,7 +120,10 @@ def test_faults_are_noticed_from_end_to_end(project):
         "x = 2": odd,
         "START = 10": odd,  # runs when the module is imported
         "return x >= 0": Result(results.SURVIVED, "", "return x > 0 → return x >= 0"),
-        "return x - 1": Result(results.UNREACHED, "", "return x + 1 → return x - 1"),
+        "return x - 1": Result(results.SURVIVED, "", "return x + 1 → return x - 1"),
+        "return x / 2": Result(
+            results.KILLED, "tests/test_terms.py::test_twice_apart"
+        ),  # by a process that a test starts
     }
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(project / "src"), str(ROOT)])}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # three sessions of pytest start sooner without plugins
@@ -142,3 +153,11 @@ run_apart(lambda announce: 1 / 0)
     assert done.stdout == "7 timeout crash\n"
     assert "a forked process failed" in done.stderr
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_reasons_belong_to_functions_that_exist():
+    for reason in (each for each in REASONS if each.path.endswith(".py")):
+        names = {part.name for part in ast.walk(ast.parse((ROOT / reason.path).read_text())) if hasattr(part, "name")}
+        assert reason.function == MODULE_LEVEL or set(reason.function.split(".")) <= names, reason
+        assert reason.kind in (EQUIVALENT, PERFORMANCE, PLATFORM, TUNING)
+        assert re.search(reason.change, "no mutant") is None, "the pattern fits everything"

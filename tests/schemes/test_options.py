@@ -190,8 +190,11 @@ def test_where_parameters_start(name):
     assert found.keys() == STARTS[name].keys()
     for parameter, (mean, spread) in STARTS[name].items():
         values = found[parameter].detach().flatten()
-        assert values.mean().item() == pytest.approx(mean, abs=spread / 5 + 1e-6)  # 5 standard errors of 400 values
-        assert (values - mean).square().mean().sqrt().item() == pytest.approx(spread, rel=0.2, abs=1e-6)
+        n = values.numel()  # 5 standard errors are allowed
+        assert values.mean().item() == pytest.approx(mean, abs=5 * spread / math.sqrt(n) + 1e-6)
+        assert (values - mean).square().mean().sqrt().item() == pytest.approx(
+            spread, rel=5 / math.sqrt(2 * n), abs=1e-6
+        )
 
 
 def test_fire_starts_at_its_paper_s_values():

@@ -12,10 +12,15 @@ EXACT = {"rtol": 1e-10, "atol": 1e-11}
 
 
 def compare(scheme, q, k, v, q_pos, k_pos, **kwargs):
+    """With gradients, and twice without: then tables are cached."""
     expected, expected_weights = cases.by_oracle(scheme, q, k, v, q_pos, k_pos, **kwargs)
-    out, weights = locant.attend(q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, impl="eager", need_weights=True, **kwargs)
-    torch.testing.assert_close(weights, expected_weights, **EXACT)
-    torch.testing.assert_close(out, expected, **EXACT)
+    for grad in (True, False, False):
+        with torch.set_grad_enabled(grad):
+            out, weights = locant.attend(
+                q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, impl="eager", need_weights=True, **kwargs
+            )
+        torch.testing.assert_close(weights, expected_weights, **EXACT)
+        torch.testing.assert_close(out, expected, **EXACT)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -1,11 +1,13 @@
 """Facts about single schemes that the oracles and laws do not state."""
 
 import copy
+import math
 
 import pytest
 import torch
 
 import locant
+from locant import schemes
 from locant.schemes import SCHEMES, Scheme, Sum
 from tests import cases
 
@@ -275,3 +277,62 @@ def test_deepcopy_and_pickle_keep_the_spec():
     for spec in ("huang4:clip=3,heads=own", "tisa:kernels=2+learned:length=7"):
         scheme = cases.build(spec)
         assert str(copy.deepcopy(scheme)) == str(pickle.loads(pickle.dumps(scheme))) == spec
+
+
+ROTATING = ("rope", "rope:layout=interleaved", "rope:partial=0.5", "rope:layout=interleaved,partial=0.5", "xpos",
+            "xpos:layout=half")  # fmt: skip
+
+
+@pytest.mark.parametrize("other", [*ROTATING, "tisa", "huang1:clip=3", "huang3:clip=3", "cope:positions=4"])
+@pytest.mark.parametrize("spec", ROTATING)
+def test_a_sum_with_a_rotation_declares_what_it_does(spec, other):
+    """Rotations of the same pairs of coordinates commute, so their sum depends on offsets alone; others do not."""
+    scheme, tensors, pos = cases.build(f"{spec}+{other}"), cases.tensors(), torch.arange(9)
+    here, there = (locant.attend(*tensors, scheme, q_pos=p, k_pos=p, causal=True) for p in (pos, pos + 11))
+    assert scheme.shift_invariant is torch.allclose(here, there)
+    commuting = scheme.shift_invariant or other == "huang3:clip=3"
+    assert scheme.pairwise is (commuting and other != "cope:positions=4")
+    assert scheme.incremental is commuting
+
+
+@pytest.mark.parametrize("spec", cases.SPECS)
+def test_a_saved_scheme_is_its_parameters(spec):
+    scheme = cases.build(spec)
+    assert set(scheme.state_dict()) == {name for name, _ in scheme.named_parameters()}
+
+
+def test_names_before_and_after_the_classes_are_imported(monkeypatch):
+    monkeypatch.delitem(vars(schemes), "SCHEMES", raising=False)
+    assert schemes.names() == list(schemes.CLASSES)
+    monkeypatch.setitem(vars(schemes), "SCHEMES", {"mine": None})
+    assert schemes.names() == ["mine"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_longest_span_of_xpos_in_each_dtype(dtype):
+    """One position further, powers are computed in float64, or, in float64, refused: they could be infinite."""
+    scheme = locant.scheme("xpos:base=64,gamma=0.3", head_dim=8)
+    longest = int(math.log(torch.finfo(dtype).max) / 2 * 64 / math.log(1.3 / 0.3))
+    q, k, _ = cases.tensors(lq=2, lk=2, dtype=dtype)
+
+    def rotate(span):
+        return scheme.rotate(q, k, torch.tensor([[0, span]]), torch.tensor([[span, 0]]))
+
+    within = rotate(longest)
+    assert {x.dtype for x in within} == {dtype}
+    assert all(x.isfinite().all() for x in within)
+    if dtype == torch.float64:
+        with pytest.raises(ValueError, match="overflows float64"):
+            rotate(longest + 1)
+    else:
+        assert {x.dtype for x in rotate(longest + 1)} == {torch.float64}
+
+
+def test_a_rotation_that_declares_no_planes_commutes_only_with_none():
+    class Turn(Scheme):
+        def rotate(self, q, k, q_pos, k_pos):
+            return q.flip(-1), k.flip(-1)
+
+    alone, beside, twice = Sum(Turn()), Sum(Turn(), cases.build("tisa")), Sum(Turn(), Turn())
+    for scheme, commutes in ((alone, True), (beside, True), (twice, False)):
+        assert scheme.shift_invariant is scheme.pairwise is scheme.incremental is commutes

@@ -2,11 +2,10 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 if os.environ.get("LOCANT_MUTANT"):
-    from reliability.mutants.applying import Finder
+    from reliability.mutants.applying import shadow_file
 
     _root, _path, _text = json.loads(Path(os.environ["LOCANT_MUTANT"]).read_text())
-    sys.meta_path.insert(0, Finder(Path(_root), _path, _text))
+    shadow_file(Path(_root), _path, _text)

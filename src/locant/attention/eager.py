@@ -185,5 +185,5 @@ def _slices(request: Request) -> Iterator[slice]:
     by_pair = any(table.ndim == 3 for table in terms.tables().values()) and request.offsets.inverse is not None
     vectors = by_pair or terms.pair is not None or (terms.gain is not None and terms.gain.ndim == 3)
     per_row = b * h * request.k.shape[2] * (d if vectors else 1)
-    step = max(1, CHUNK // max(1, per_row))
-    yield from (slice(start, min(start + step, lq)) for start in range(0, lq, step)) if lq else iter([slice(0, 0)])
+    step = max(1, CHUNK // per_row)
+    yield from (slice(start, min(start + step, lq)) for start in range(0, lq, step))
