@@ -55,7 +55,8 @@ class TestTables:
         tensors = {
             "good.position_embeddings": waves(64, 8),
             "bad.decoder.position_embeddings.fp16": torch.randn(48, 8).half(),
-            "roberta.position_embeddings": torch.cat([100 * torch.randn(2, 8), waves(64, 8)]),
+            "roberta.position_embeddings": torch.cat([100 * torch.randn(1, 8), torch.zeros(1, 8), waves(64, 8)]),
+            "gpt2.wpe.weight": torch.randn(32, 8),
             "whisper.encoder.sinusoidal": waves(600, 8),
             "t5.relative_attention_bias": torch.randn(32, 4),
             "good.layer.0.attention.self.query.weight": q,
@@ -70,6 +71,7 @@ class TestTables:
         found, left_out = find_tables(place(data, data))
         assert {(each.name, each.kind, each.table.shape[0]) for each in found} == {
             ("good", "learned", 64), ("bad.decoder", "learned", 48), ("roberta", "learned", 64),
+            ("gpt2", "learned", 32),
             ("whisper.encoder.sinusoidal", "sinusoidal", 512),
         }  # fmt: skip
         assert list(left_out) == ["t5.relative_attention_bias"]

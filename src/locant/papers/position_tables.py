@@ -1,9 +1,9 @@
 """Position tables of trained models: found in files, and measured for translation invariance.
 
-A table comes from DATA/tables/*.safetensors, whose keys are MODEL.position_embeddings (maybe with the stack before and
-the number format after it), or from a model in DATA/models. A file may also have the query and key weights of the first
-layer. Two kinds of keys are not learned absolute tables: `sinusoidal` is a positive control, because E Eᵀ is Toeplitz
-by construction, and `relative_attention_bias` is left out, because it has no E.
+A table comes from DATA/tables/*.safetensors, whose keys are MODEL.position_embeddings or have another name that models
+use for such a table (`locant.hf.bare_tables`), or from a model in DATA/models. A file may also have the query and key
+weights of the first layer. Two kinds of keys are not learned absolute tables: `sinusoidal` is a positive control,
+because E Eᵀ is Toeplitz by construction, and `relative_attention_bias` is left out, because it has no E.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from locant.papers.claim import Measured, Part, Table
 from locant.papers.place import Place
 
 LEARNED, FIXED = "learned", "sinusoidal"
-TABLE = "position_embeddings"
 HEADS = {"all-MiniLM-L6-v2": 12, "all-mpnet-base-v2": 12, "kykim-albert-kor-base": 12}
 """Attention heads of models whose weights are in a file without their config. Other models have heads of size 64."""
-PADDING = 2
-"""Rows before position 0 in tables of RoBERTa and MPNet: one is unused, one is the padding token's."""
 LONGEST_CONTROL = 512
 """Positions of a sinusoidal table that are measured: as many as the learned tables have."""
 LARGEST_MAP = 64
@@ -81,22 +78,34 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _of_file(path: Path, left_out: dict[str, str]) -> Iterator[PositionTable]:
     from safetensors.torch import load_file
 
+    from locant.hf.bare_tables import bare_tables
+
     tensors = load_file(path)
     for key in sorted(tensors):
         if "relative_attention_bias" in key:
             left_out[key] = "a bias per bucket of offsets; there is no table of absolute positions"
-        elif key.endswith(f".{FIXED}"):
-            yield PositionTable(key, FIXED, tensors[key][:LONGEST_CONTROL].float())
-        elif f".{TABLE}" in key:
-            name = key.partition(f".{TABLE}")[0]
-            rest = {other[len(name) + 1 :]: value for other, value in tensors.items() if other.startswith(f"{name}.")}
-            yield _with_weights(name, _without_padding(tensors[key].float()), rest)
+    try:
+        found = bare_tables(path)
+    except ValueError as problem:
+        left_out[path.name] = str(problem).splitlines()[0]
+        return
+    for each in found:
+        table = each.positions.float()
+        if FIXED in each.name:
+            yield PositionTable(each.name, FIXED, table[:LONGEST_CONTROL])
+            continue
+        name = _model_of(each.name)
+        rest = {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(f"{name}.")}
+        yield _with_weights(name, table, rest)
 
 
-def _without_padding(table: Tensor) -> Tensor:
-    """A table of 2ⁿ + 2 rows begins with the rows of RoBERTa's padding."""
-    positions = table.shape[0] - PADDING
-    return table[PADDING:] if positions >= 4 and positions & (positions - 1) == 0 else table
+def _model_of(key: str) -> str:
+    """The model in front of the name of a table: `whisper-tiny.decoder` of whisper-tiny.decoder.position_embeddings."""
+    from locant.hf.bare_tables import TABLE
+
+    parts = key.split(".")
+    before = parts[: next(at for at, part in enumerate(parts) if TABLE.search(part))]
+    return ".".join(part for part in before if part != "embeddings") or key
 
 
 def _with_weights(name: str, table: Tensor, tensors: dict[str, Tensor]) -> PositionTable:
