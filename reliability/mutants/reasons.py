@@ -62,6 +62,10 @@ REASONS: tuple[Reason, ...] = (
            "Slices that are computed again give the same gradients as slices that are stored."),
     Reason(_ATTENTION + "eager.py", "_attend_rows", r"masked_fill\(nothing, 1\.0\)\.softmax", EQUIVALENT,
            "Rows of equal logits, whatever they are, have equal weights, which become 0 in the same line."),
+    Reason(_ATTENTION + "eager.py", "_vector_logits", r"→ total = _plus\(None, by_offset\.gather\(-1", EQUIVALENT,
+           "It is the first term, so the total is None."),
+    Reason(_ATTENTION + "eager.py", "added_logits", r"→ total = _plus\(None, terms\.bias", EQUIVALENT,
+           "It is the first term, so the total is None."),
     # ---- sdpa
     Reason(_ATTENTION + "sdpa.py", "(module)", r"^ROWS = 2\*\*22 → ROWS = (2 \* 22|3\*\*22|2\*\*23)$", PERFORMANCE, _MEMORY),
     Reason(_ATTENTION + "sdpa.py", "_attend_dense", r"→ by_index = by_index and request\.scale > 1$", PERFORMANCE,
@@ -92,8 +96,6 @@ REASONS: tuple[Reason, ...] = (
     Reason(_ATTENTION + "sdpa.py", "_in_step", r"→ .*diff\(dim=\+1\)", EQUIVALENT, _TWO_DIMENSIONS),
     Reason(_ATTENTION + "sdpa.py", "_spans", r"→ .*(keys\.sum\(\+1\)|argmax\(\+1\))", EQUIVALENT, _TWO_DIMENSIONS),
     # ---- flex
-    Reason(_ATTENTION + "flex.py", "(module)", r"^KERNELS = 64 → KERNELS = 65$", PERFORMANCE,
-           "How many kernels are compiled before torch runs the function uncompiled."),
     Reason(_ATTENTION + "flex.py", "attend", r"→ columns = (3 \* request\.scheme\.reach \+ 1|2 \* request\.scheme\.reach \+ 2)$",
            PERFORMANCE, "Columns beyond the reach repeat the last one."),
     Reason(_ATTENTION + "flex.py", "attend", r"→ out = _run\(\*inputs\) if \(torch\.compiler\.is_compiling\(\)\) and False",
@@ -116,6 +118,8 @@ REASONS: tuple[Reason, ...] = (
            "Without dropout nothing depends on the seed, and C receives it as a whole number."),
     Reason(_ATTENTION + "fused.py", "_empty_gradients", r"torch\.empty_like\(x, (memory_format=None)?\s*\)", PERFORMANCE,
            "The kernel writes gradients by their strides, in any layout."),
+    Reason(_ATTENTION + "fused.py", "_empty_gradients", r"if x is not None or want else", PERFORMANCE,
+           "The kernel computes the gradient of a table for which nobody asks. A gradient of None is never wanted."),
     Reason(_ATTENTION + "fused.py", "_hidden_from_compiler", r'^hidden = None → hidden = ""$', EQUIVALENT,
            "Both are false, and nothing else is asked of it."),
     Reason(_ATTENTION + "fused.c", "dropout_factors", r"^dropout: one in 2\^32 more is dropped", TUNING,
@@ -145,8 +149,6 @@ REASONS: tuple[Reason, ...] = (
     Reason(_ATTENTION + "tables.py", "_state", r"→ if sum\(.*\) >= COMPARABLE or", PERFORMANCE,
            "Up to which size tables are cached. Cached or computed again, they are the same."),
     # ---- schemes
-    Reason(_SCHEMES + "base.py", "(module)", r"^cacheable: ClassVar\[bool\] = False → ", EQUIVALENT,
-           "__init_subclass__ sets it for every subclass, and the terms of Scheme itself are always empty."),
     Reason(_SCHEMES + "base.py", "Scheme.arguments", r'→ found\.pop\("self", \)$', EQUIVALENT,
            "The first argument of a method is self: ruff's N805 checks it here, and every Python guide asks for it."),
     Reason(_SCHEMES + "cope.py", "Cope.__init__", r"table_heads\(self, 2,", EQUIVALENT,
