@@ -114,6 +114,8 @@ REASONS: tuple[Reason, ...] = (
     Reason(_ATTENTION + "fused.py", "(module)", r'\("XXstrideXX", ctypes', EQUIVALENT,
            "Views are made with positional arguments; nobody reads the name of this field."),
     Reason(_ATTENTION + "fused.py", "_Kernel.__init__", r"→ .*x\.stride\(\+1\) == 1", EQUIVALENT, _TWO_DIMENSIONS),
+    Reason(_ATTENTION + "fused.py", "_Kernel.__init__", r"→ .*x\.stride\((None)?\) == 1", PERFORMANCE,
+           "All strides are never equal to 1, so positions are always copied."),
     Reason(_ATTENTION + "fused.py", "make_call", r"torch\.zeros\(1, (dtype=None)?\s*\)", EQUIVALENT,
            "Without dropout nothing depends on the seed, and C receives it as a whole number."),
     Reason(_ATTENTION + "fused.py", "_empty_gradients", r"torch\.empty_like\(x, (memory_format=None)?\s*\)", PERFORMANCE,
