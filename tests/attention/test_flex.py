@@ -12,6 +12,8 @@ from tests import cases
 
 pytest.importorskip("torch.nn.attention.flex_attention", reason="this torch has no FlexAttention; returns with ≥ 2.5")
 
+run_compiled = flex._run_compiled
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _uncompiled():
@@ -195,3 +197,15 @@ def test_rotations_may_widen():
         found, truth = (locant.attend(q, k, v, Wider(), impl=impl) for impl in ("flex", "eager"))
     assert found.dtype == truth.dtype == torch.bfloat16
     torch.testing.assert_close(found, truth)
+
+
+def test_torch_may_compile_a_kernel_for_each_kind_and_bucket(monkeypatch):
+    limits = []
+    name = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+    monkeypatch.setattr(
+        flex, "_compiled", lambda: lambda *inputs: limits.append(getattr(torch._dynamo.config, name)) or inputs
+    )
+    before = getattr(torch._dynamo.config, name)
+    assert run_compiled(1, 2) == (1, 2)
+    assert limits == [flex.KERNELS] == [64]
+    assert getattr(torch._dynamo.config, name) == before

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import locant
-from locant.attention import sdpa
+from locant.attention import sdpa, tables
 from tests import cases
 
 SPECS = [
@@ -299,3 +299,18 @@ def test_a_change_in_any_part_of_a_sum_changes_the_tables(what, part, run):
     after = run(scheme, *tensors, 30)
     torch.testing.assert_close(after, run(copy.deepcopy(scheme), *tensors, 30))
     assert not torch.allclose(after, before)
+
+
+@pytest.mark.parametrize("run", [step, whole])
+@pytest.mark.parametrize("limit", ["CACHEABLE", "COMPARABLE"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_tables_that_are_too_large_for_the_cache(spec, limit, run, monkeypatch):
+    """They are computed for each call, with the same result."""
+    scheme, tensors = cases.build(spec), cases.tensors(lq=30, lk=30)
+    expected = [run(scheme, *tensors, n, impl="eager") for n in (30, 20)]
+    monkeypatch.setattr(tables, limit, 10)
+    fresh = copy.deepcopy(scheme)
+    for n, right in zip((30, 20, 30), (*expected, expected[0]), strict=True):
+        torch.testing.assert_close(run(fresh, *tensors, n, impl="eager"), right)
+    numbers = sum(x.numel() for x in fresh.parameters())
+    assert (fresh in tables._cache) == (limit == "COMPARABLE" and numbers <= 10)

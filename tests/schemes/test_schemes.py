@@ -336,3 +336,13 @@ def test_a_rotation_that_declares_no_planes_commutes_only_with_none():
     alone, beside, twice = Sum(Turn()), Sum(Turn(), cases.build("tisa")), Sum(Turn(), Turn())
     for scheme, commutes in ((alone, True), (beside, True), (twice, False)):
         assert scheme.shift_invariant is scheme.pairwise is scheme.incremental is commutes
+
+
+def test_what_a_scheme_declares_by_default():
+    class Own(Scheme):
+        pass
+
+    for scheme in (Scheme(), Own()):
+        assert scheme.shift_invariant is scheme.pairwise is scheme.incremental is scheme.parallel is True
+        assert scheme.max_length is scheme.planes is scheme.reach is None
+        assert scheme.grows is scheme.cacheable is False
