@@ -8,6 +8,7 @@ from pathlib import Path
 from reliability.mutants import results
 from reliability.mutants.mapping import Reach, mirror, names, statement_lines, tests_of
 from reliability.mutants.mutant import Mutant, digest
+from reliability.mutants.reasons import reason_of
 from reliability.mutants.results import Results
 from reliability.mutants.runner import Tests
 
@@ -35,15 +36,19 @@ def run(root: Path, mutants: Iterable[Mutant], kept: Results) -> None:
 
 
 def unfinished(kept: Results, mutant: Mutant) -> bool:
-    """Whether a mutant has no result yet."""
-    return kept.get(mutant) is None
+    """Whether a mutant has no result yet, or was excused for a reason that is gone."""
+    found = kept.get(mutant)
+    return found is None or (found.status == results.EXCUSED and reason_of(mutant) is None)
 
 
 def _run_group(tests: Tests, order: Order, mutants: Sequence[Mutant], kept: Results) -> None:
     for count, mutant in enumerate(mutants, 1):
-        outcome = tests.judge(mutant, order.tests(mutant), order.imported(mutant))
-        kept.add(mutant, outcome.status, outcome.by)
-        order.learn(mutant, outcome.by)
+        if reason_of(mutant) is None:
+            outcome = tests.judge(mutant, order.tests(mutant), order.imported(mutant))
+            kept.add(mutant, outcome.status, outcome.by)
+            order.learn(mutant, outcome.by)
+        else:  # a survivor takes longer than all others
+            kept.add(mutant, results.EXCUSED, "")
         if count % 50 == 0 or count == len(mutants):
             noticed = sum(kept.by_key[each.key].status in results.FOUND for each in mutants[:count])
             print(f"  {count} of {len(mutants)} mutants, {noticed} noticed", flush=True)

@@ -12,8 +12,9 @@ from reliability.mutants.mutant import Mutant
 FILE = "reliability/results/mutants.csv"
 COLUMNS = ("mutant", "status", "killed by", "change")
 
-KILLED, TIMEOUT, SURVIVED, UNREACHED = "killed", "timeout", "survived", "unreached"
-"""`unreached`: no test runs the line."""
+KILLED, TIMEOUT, SURVIVED, UNREACHED, EXCUSED = "killed", "timeout", "survived", "unreached", "excused"
+"""`unreached`: no test runs the line. `excused`: it has a reason in reasons.py and was not run; it does not count as
+noticed."""
 FOUND = (KILLED, TIMEOUT)
 
 
