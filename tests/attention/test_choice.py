@@ -203,3 +203,10 @@ def test_why_flex_refuses_float64():
     message = "FlexAttention does not compute in float64, which xpos:base=1 needs at these positions; use impl="
     with pytest.raises(ValueError, match=message):
         chosen("xpos:base=1", impl="flex")
+
+
+def test_orders_name_back_ends_and_back_ends_have_their_names():
+    assert all(each.name == name for name, each in choice.BACKENDS.items())
+    for order in (*choice.AUTO.values(), choice.AUTO_ELSEWHERE):
+        assert set(order) <= set(choice.BACKENDS)
+        assert order[-1] == "eager"

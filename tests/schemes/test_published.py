@@ -76,7 +76,7 @@ ROPE = {
 
 
 @pytest.mark.parametrize("length", [50, 64, 200])
-@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+@pytest.mark.parametrize("theta", [10.0, 10000.0, 500000.0])  # with 10, the ramp of YaRN ends at the last pair
 @pytest.mark.parametrize("kind", ROPE)
 def test_rope_scalings(kind, theta, length):
     parameters, spec = ROPE[kind]

@@ -346,3 +346,8 @@ def test_what_a_scheme_declares_by_default():
         assert scheme.shift_invariant is scheme.pairwise is scheme.incremental is scheme.parallel is True
         assert scheme.max_length is scheme.planes is scheme.reach is None
         assert scheme.grows is scheme.cacheable is False
+
+
+def test_dir_lists_classes_that_are_imported_when_they_are_used():
+    assert {"Tisa", "Rope", "SCHEMES"} <= set(dir(schemes))
+    assert dir(schemes) == sorted(dir(schemes))

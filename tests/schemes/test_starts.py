@@ -50,6 +50,7 @@ def test_a_nested_scheme_gives_the_scale_of_its_parameters():
     both = Sum(cases.build("alibi:slopes=learned"), tisa)
     assert torch.equal(both.parameter_scale("parts.1.sharpness"), tisa.parameter_scale("sharpness"))
     assert both.parameter_scale("parts.0.slope") == 1.0
+    assert tisa.parameter_scale("amplitude") == 1.0
     assert cases.build("fire").parameter_scale("hidden.weight") == 1.0
 
     class Outer(Scheme):
@@ -123,6 +124,8 @@ def test_the_kernels_of_a_scheme_add_up(spec):
         torch.testing.assert_close(rest, torch.zeros(4, 41), atol=1e-6, rtol=0)
         torch.testing.assert_close(found.total, scheme.terms(OFFSETS).bias)
     assert locant.scheme("alibi", n_heads=4).components(OFFSETS) is None
+    assert locant.scheme("tisa2:kernels=0", n_heads=4).components(OFFSETS) is None
+    assert locant.scheme("tisa2:kernels=1", n_heads=4).components(OFFSETS).kernels.shape[-1] == 1
 
 
 def test_only_our_own_classes_are_cached_unless_they_declare_it():
