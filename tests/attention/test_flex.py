@@ -209,3 +209,31 @@ def test_torch_may_compile_a_kernel_for_each_kind_and_bucket(monkeypatch):
     assert run_compiled(1, 2) == (1, 2)
     assert limits == [flex.KERNELS] == [64]
     assert getattr(torch._dynamo.config, name) == before
+
+
+def test_sizes_of_buckets_are_whole_numbers():
+    assert all(type(flex.bucket(length)) is int for length in (1, 128, 300, 700, 3000))
+
+
+def test_what_is_compiled():
+    assert flex._compiled()._torchdynamo_orig_callable is flex._run
+
+
+class Queries(locant.Scheme):
+    """A vector for queries alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(1, 7, 8, dtype=torch.float64))
+
+    @property
+    def reach(self):
+        return 3
+
+    def terms(self, r):
+        return locant.Terms(query=self.table[:, r.clamp(-3, 3) + 3])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_one_product_and_no_table():
+    call(Queries(), 9, 9)

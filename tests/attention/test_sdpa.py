@@ -309,3 +309,24 @@ def test_gradients_of_causal_calls_at_any_distance(apart, lq, lk, called):
     for ours, truth in zip(*(gradients(impl, scheme, tensors, **how) for impl in ("sdpa", "eager")), strict=True):
         torch.testing.assert_close(ours, truth)
     assert called == ["_attend_band" if apart <= 0 else "_attend_dense"]
+
+
+def test_sequences_whose_keys_and_queries_are_not_equally_far_apart():
+    """The sums of their first positions are equal, the differences are not: one band would be wrong for the second."""
+    q, k, v = cases.tensors(lq=9, lk=9)
+    first = torch.tensor([[0], [4]])
+    pos = {"q_pos": first + torch.arange(9), "k_pos": 4 - first + torch.arange(9)}
+    scheme = cases.build("tisa")
+    found = locant.attend(q, k, v, scheme, impl="sdpa", **pos)
+    torch.testing.assert_close(found, locant.attend(q, k, v, scheme, impl="eager", **pos))
+
+
+def test_a_band_beside_a_rotation_that_widens():
+    """`xpos` computes this span in float64; the output has the dtype of the query."""
+    q, k, v = cases.tensors(lq=1, lk=1, dtype=torch.float32)
+    scheme = locant.scheme("xpos:base=4+alibi", n_heads=4, head_dim=8)
+    far = {"q_pos": torch.tensor([700]), "k_pos": torch.tensor([0]), "causal": True}
+    assert scheme.rotate(q, k, far["q_pos"][None], far["k_pos"][None])[0].dtype == torch.float64
+    found = locant.attend(q, k, v, scheme, impl="sdpa", **far)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, locant.attend(q, k, v, scheme, impl="eager", **far))

@@ -124,8 +124,10 @@ def test_the_kernels_of_a_scheme_add_up(spec):
         torch.testing.assert_close(rest, torch.zeros(4, 41), atol=1e-6, rtol=0)
         torch.testing.assert_close(found.total, scheme.terms(OFFSETS).bias)
     assert locant.scheme("alibi", n_heads=4).components(OFFSETS) is None
-    assert locant.scheme("tisa2:kernels=0", n_heads=4).components(OFFSETS) is None
-    assert locant.scheme("tisa2:kernels=1", n_heads=4).components(OFFSETS).kernels.shape[-1] == 1
+    name = spec.partition(":")[0]
+    assert locant.scheme(f"{name}:kernels=0", n_heads=4).components(OFFSETS) is None
+    assert locant.scheme(f"{name}:kernels=1", n_heads=4).components(OFFSETS).kernels.shape[-1] == 1
+    assert found.meaning == ("inside the logarithm" if name == "tisa2" else "added to the logit")
 
 
 def test_only_our_own_classes_are_cached_unless_they_declare_it():
