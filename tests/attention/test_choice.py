@@ -210,3 +210,13 @@ def test_orders_name_back_ends_and_back_ends_have_their_names():
     for order in (*choice.AUTO.values(), choice.AUTO_ELSEWHERE):
         assert set(order) <= set(choice.BACKENDS)
         assert order[-1] == "eager"
+
+
+def test_vmap_over_the_positions_of_queries_alone():
+    q, k, v = cases.tensors(lq=3, lk=7)
+    scheme, q_pos, k_pos = cases.build("tisa"), torch.tensor([[0, 1, 2], [9, 5, 700]]), torch.arange(7)
+
+    def run(positions):
+        return locant.attend(q, k, v, scheme, q_pos=positions, k_pos=k_pos, impl="eager")
+
+    torch.testing.assert_close(torch.func.vmap(run)(q_pos), torch.stack([run(each) for each in q_pos]))

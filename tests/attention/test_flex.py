@@ -237,3 +237,9 @@ class Queries(locant.Scheme):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_one_product_and_no_table():
     call(Queries(), 9, 9)
+
+
+def test_a_vector_without_a_reach_is_refused(monkeypatch):
+    monkeypatch.setattr(Queries, "reach", None)
+    with pytest.raises(ValueError, match="without a reach"):
+        call(Queries(), 9, 9)

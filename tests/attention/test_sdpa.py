@@ -330,3 +330,11 @@ def test_a_band_beside_a_rotation_that_widens():
     found = locant.attend(q, k, v, scheme, impl="sdpa", **far)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, locant.attend(q, k, v, scheme, impl="eager", **far))
+
+
+def test_float64_queries_with_a_float32_scheme_and_a_mask():
+    q, k, v = cases.tensors(dtype=torch.float64)
+    mask = torch.rand(2, 1, q.shape[2], k.shape[2]) < 0.7
+    scheme = locant.scheme("tisa", n_heads=4)
+    found = locant.attend(q, k, v, scheme, impl="sdpa", mask=mask)
+    torch.testing.assert_close(found, locant.attend(q, k, v, scheme, impl="eager", mask=mask))

@@ -351,3 +351,23 @@ def test_what_a_scheme_declares_by_default():
 def test_dir_lists_classes_that_are_imported_when_they_are_used():
     assert {"Tisa", "Rope", "SCHEMES"} <= set(dir(schemes))
     assert dir(schemes) == sorted(dir(schemes))
+
+
+def test_what_a_scheme_does_without_terms():
+    """`silent` is what nothing depends on: analyses and pages leave such a scheme out."""
+    assert {spec for spec in ("nope", "rope", "learned", "tisa", "nope+nope") if cases.build(spec).silent} == {
+        "nope",
+        "nope+nope",
+    }
+    assert cases.build("learned+rope").embeds is True
+    assert cases.build("alibi+rope").embeds is False
+
+
+def test_second_derivatives_of_kerple_at_distance_0():
+    """torch's second derivative of 0^p in p is NaN."""
+    scheme = cases.build("kerple:kind=power")
+    total = scheme.terms(torch.arange(-2, 3)).bias.sum()
+    (first,) = torch.autograd.grad(total, scheme.p, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), scheme.p)
+    assert first.isfinite().all()
+    assert second.isfinite().all()
