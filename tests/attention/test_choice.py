@@ -207,6 +207,7 @@ def test_why_flex_refuses_float64():
 
 def test_orders_name_back_ends_and_back_ends_have_their_names():
     assert all(each.name == name for name, each in choice.BACKENDS.items())
+    assert set(choice.AUTO) == {"cpu", "cuda"}
     for order in (*choice.AUTO.values(), choice.AUTO_ELSEWHERE):
         assert set(order) <= set(choice.BACKENDS)
         assert order[-1] == "eager"

@@ -741,3 +741,20 @@ def test_each_table_beside_a_rotation(names, rotation, dtype):
 
     turned = Wider() if rotation == "wider" else locant.scheme(rotation, head_dim=8)
     check(locant.schemes.Sum(turned, Own()), tensors(2, 4, 2, 20, 20, 8, dtype=dtype), causal=True)
+
+
+def test_positions_that_are_not_contiguous():
+    q, k, v = cases.tensors(lq=9, lk=9, dtype=torch.float32)
+    pos = torch.stack([3 * torch.arange(9), torch.full((9,), 50)], dim=-1)[:, 0]
+    assert pos.stride() == (2,)
+    scheme = cases.build("tisa").float()
+    found = locant.attend(q, k, v, scheme, impl="fused", q_pos=pos, k_pos=pos)
+    torch.testing.assert_close(found, locant.attend(q, k, v, scheme, impl="eager", q_pos=pos, k_pos=pos))
+
+
+def test_what_is_set_in_the_struct_of_a_call_is_a_field():
+    """ctypes accepts any attribute; the kernel would read 0 from a field whose name is misspelt."""
+    q, k, v = cases.tensors(dtype=torch.float32)
+    call = fused.make_call(prepare(q, k, v, cases.build("tisa").float()))
+    kernel = fused._Kernel(call, torch.empty_like(q), torch.empty(q.shape[:3]))
+    assert vars(kernel.struct) == {}

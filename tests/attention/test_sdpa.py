@@ -332,9 +332,21 @@ def test_a_band_beside_a_rotation_that_widens():
     torch.testing.assert_close(found, locant.attend(q, k, v, scheme, impl="eager", **far))
 
 
-def test_float64_queries_with_a_float32_scheme_and_a_mask():
+@pytest.mark.parametrize("masked", [False, True])
+def test_float64_queries_with_a_float32_scheme(masked):
     q, k, v = cases.tensors(dtype=torch.float64)
-    mask = torch.rand(2, 1, q.shape[2], k.shape[2]) < 0.7
+    mask = torch.rand(2, 1, q.shape[2], k.shape[2]) < 0.7 if masked else None
     scheme = locant.scheme("tisa", n_heads=4)
     found = locant.attend(q, k, v, scheme, impl="sdpa", mask=mask)
+    torch.testing.assert_close(found, locant.attend(q, k, v, scheme, impl="eager", mask=mask))
+
+
+def test_one_query_that_may_attend_to_nothing():
+    q, k, v = cases.tensors(dtype=torch.float32)
+    mask = torch.ones(2, 1, q.shape[2], k.shape[2], dtype=torch.bool)
+    mask[0, :, 3] = False
+    scheme = cases.build("tisa").float()
+    found = locant.attend(q, k, v, scheme, impl="sdpa", mask=mask)
+    assert not found[0, :, 3].any()
+    assert found[1, :, 3].any()
     torch.testing.assert_close(found, locant.attend(q, k, v, scheme, impl="eager", mask=mask))

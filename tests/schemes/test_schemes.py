@@ -361,6 +361,15 @@ def test_what_a_scheme_does_without_terms():
     }
     assert cases.build("learned+rope").embeds is True
     assert cases.build("alibi+rope").embeds is False
+    assert cases.build("alibi+rope").has_terms is True
+    assert cases.build("learned+rope").has_terms is False
+
+
+@pytest.mark.parametrize("spec", ["learned", "sinusoidal", "first"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex64])
+def test_positions_of_an_embedding_are_integers(spec, dtype):
+    with pytest.raises(TypeError, match="positions must be integers"):
+        cases.build(spec).embed(torch.ones(1, 3, dtype=dtype))
 
 
 def test_second_derivatives_of_kerple_at_distance_0():
