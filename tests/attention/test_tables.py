@@ -314,3 +314,24 @@ def test_tables_that_are_too_large_for_the_cache(spec, limit, run, monkeypatch):
         torch.testing.assert_close(run(fresh, *tensors, n, impl="eager"), right)
     numbers = sum(x.numel() for x in fresh.parameters())
     assert (fresh in tables._cache) == (limit == "COMPARABLE" and numbers <= 10)
+
+
+class Mirrored(locant.schemes.Tisa):
+    """The same `terms`, another part of them."""
+
+    cacheable = True
+
+    def bumps(self, r):
+        return super().bumps(-r)
+
+
+def test_another_class_with_the_same_terms_changes_the_tables():
+    q, k, v = cases.tensors()
+    scheme = cases.build("tisa")
+    with torch.no_grad():
+        before = locant.attend(q, k, v, scheme, impl="eager")
+        scheme.__class__ = Mirrored
+        after = locant.attend(q, k, v, scheme, impl="eager")
+        fresh = locant.attend(q, k, v, copy.deepcopy(scheme), impl="eager")
+    assert not torch.equal(before, after)
+    assert torch.equal(after, fresh)

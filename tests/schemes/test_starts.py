@@ -126,6 +126,8 @@ def test_the_kernels_of_a_scheme_add_up(spec):
     assert locant.scheme("alibi", n_heads=4).components(OFFSETS) is None
     name = spec.partition(":")[0]
     assert locant.scheme(f"{name}:kernels=0", n_heads=4).components(OFFSETS) is None
+    assert locant.scheme("tisa:kernels=1", n_heads=4).can_start_from_curve
+    assert not locant.scheme("tisa:kernels=0", n_heads=4).can_start_from_curve
     assert locant.scheme(f"{name}:kernels=1", n_heads=4).components(OFFSETS).kernels.shape[-1] == 1
     assert found.meaning == ("inside the logarithm" if name == "tisa2" else "added to the logit")
 
