@@ -758,3 +758,13 @@ def test_what_is_set_in_the_struct_of_a_call_is_a_field():
     call = fused.make_call(prepare(q, k, v, cases.build("tisa").float()))
     kernel = fused._Kernel(call, torch.empty_like(q), torch.empty(q.shape[:3]))
     assert vars(kernel.struct) == {}
+
+
+def test_the_weight_of_a_key_that_is_not_visible_is_exactly_0():
+    """The smallest number above 0, times the largest value, would be 4."""
+    q, k, v = cases.tensors(lq=9, lk=9, dtype=torch.float32)
+    v[:, :, 4] = 3e38
+    mask = (torch.arange(9) != 4).expand(2, 9)
+    scheme = cases.build("tisa").float()
+    found = locant.attend(q, k, v, scheme, impl="fused", mask=mask)
+    torch.testing.assert_close(found, locant.attend(q, k, v, scheme, impl="eager", mask=mask))

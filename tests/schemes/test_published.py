@@ -62,6 +62,16 @@ ROPE = {
         },
         "rope:scaling=yarn,factor=2.5,original=4096,beta_fast=16,beta_slow=2",
     ),
+    "yarn, no ramp": (  # with a theta of 10, the ramp begins where it ends
+        {
+            "rope_type": "yarn",
+            "factor": 2.5,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 7.5,
+            "beta_slow": 2.0,
+        },
+        "rope:scaling=yarn,factor=2.5,original=4096,beta_fast=7.5,beta_slow=2",
+    ),
     "llama3": (
         {
             "rope_type": "llama3",

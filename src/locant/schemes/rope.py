@@ -97,7 +97,7 @@ class Rope(Scheme):
         )
 
 
-def rotated(x: Tensor, angle: Tensor, layout: str, magnitude: Tensor | float) -> Tensor:
+def rotated(x: Tensor, angle: Tensor, layout: str, magnitude: Tensor | float = 1.0) -> Tensor:
     """Rotates the first 2·pairs coordinates of x [B, H, L, D] by angle [B or 1, L, pairs], and scales them."""
     pairs = angle.shape[-1]
     turned, rest = wide(x[..., : 2 * pairs]), x[..., 2 * pairs :]
