@@ -768,3 +768,12 @@ def test_the_weight_of_a_key_that_is_not_visible_is_exactly_0():
     scheme = cases.build("tisa").float()
     found = locant.attend(q, k, v, scheme, impl="fused", mask=mask)
     torch.testing.assert_close(found, locant.attend(q, k, v, scheme, impl="eager", mask=mask))
+
+
+def test_heads_and_sequences_drop_other_weights():
+    q, k, v = (x[:1, :1].expand(2, 4, -1, -1) for x in cases.tensors(lq=40, lk=40, dtype=torch.float32))
+    scheme = locant.scheme("huang1:clip=4", n_heads=4)  # its gains start at 1, in every head
+    same = locant.attend(q, k, v, scheme, impl="fused").flatten(0, 1)
+    assert all(torch.equal(row, same[0]) for row in same)
+    found = locant.attend(q, k, v, scheme, impl="fused", dropout=0.5).flatten(0, 1)
+    assert len({tuple(row.flatten().tolist()) for row in found}) == 8

@@ -380,3 +380,8 @@ def test_second_derivatives_of_kerple_at_distance_0():
     (second,) = torch.autograd.grad(first.sum(), scheme.p)
     assert first.isfinite().all()
     assert second.isfinite().all()
+
+
+@pytest.mark.parametrize("spec", ["learned", "sinusoidal", "first"])
+def test_an_embedding_of_no_positions(spec):
+    assert cases.build(spec).embed(torch.zeros(1, 0, dtype=torch.long)).shape[:2] == (1, 0)
