@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from locant.experiments.statistics import Estimate
+from locant.papers.claim import Effect
 
 
-def interval(effect: Estimate | None) -> str:
+def interval(effect: Effect | None) -> str:
     """Returns the interval of an effect; empty without one."""
     if effect is None or effect.low is None or effect.high is None:
         return ""
