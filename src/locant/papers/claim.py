@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from locant.papers.steps import Step
 
 Cell = str | float | None
-Effect = Estimate
-"""An effect with its 95 % interval, such as a mean difference over seeds."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from locant.papers.claim import Effect
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from locant.experiments.statistics import Estimate
 
 
-def interval(effect: Effect | None) -> str:
+def interval(effect: Estimate | None) -> str:
     """Returns the interval of an effect; empty without one."""
     if effect is None or effect.low is None or effect.high is None:
         return ""
