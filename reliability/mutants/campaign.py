@@ -96,7 +96,8 @@ class Order:
         spawning = self.reach.spawning & set(self.reach.seconds)  # coverage does not see what these reach
         own = {test for test in spawning if test.startswith(f"{mirror(mutant.path)}::")}
         if self.imported(mutant):  # any test of the file may notice it
-            about = {test for test in self.reach.seconds if names(test, mutant.path)}
+            own_file = f"{mirror(mutant.path)}::"  # a test of a constant runs no line of the file
+            about = {test for test in self.reach.seconds if names(test, mutant.path) or test.startswith(own_file)}
             return self._of_file(mutant.path) | about | own or set(self.reach.seconds)
         return self.reach.tests(mutant.path, self._lines(mutant)) | own or spawning
 

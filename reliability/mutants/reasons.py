@@ -86,6 +86,8 @@ REASONS: tuple[Reason, ...] = (
     Reason(_ATTENTION + "eager.py", "added_logits", r"→ if request\.offsets\.inverse is None:", PERFORMANCE,
            "A product for each pair and a product for each offset give the same logits."),
     # ---- sdpa
+    Reason(_ATTENTION + "sdpa.py", "_attend_dense", r"→ if added is None and q\.dtype == torch\.float64:$", PLATFORM,
+           "The kernel for CPUs converts a mask of another dtype; others refuse it."),
     Reason(_ATTENTION + "sdpa.py", "attend", r"band\.to\(None\)", PLATFORM,
            "The kernel for CPUs converts a mask of another dtype; others refuse it."),
     Reason(_ATTENTION + "sdpa.py", "_attend_dense", r"→ nothing = ~visible\.any\((None, )?keepdim=True\)", PLATFORM,
@@ -265,6 +267,7 @@ REASONS: tuple[Reason, ...] = (
     Reason(_SCHEMES + "matching_pursuit.py", "gaussians", r"\.mT - RIDGE \*|→ root = \(weight \* weight\.sum\(\)\)\.sqrt\(\)$|→ constant = root \* root\.norm\(\)$", TUNING,
            "Weights matter relative to each other; only the size of the ridge relative to them changes."),
     Reason(_SCHEMES + "rope.py", "(module)", r"magnitude: Tensor \| float = 2\.0", EQUIVALENT, "Every caller passes it."),
+    Reason(_SCHEMES + "rope.py", "_yarn", r"torch\.arange\(d / 2,", EQUIVALENT, "d is even."),
     Reason(_SCHEMES + "rope.py", "Rope.magnitude", r"self\.factor >= 1 else 1\.0$", EQUIVALENT,
            "For a factor of 1 both are 1: log(1) is 0."),
     Reason(_SCHEMES + "rope.py", "Rope.rotate", r"→ .*amax\(\+1\)", EQUIVALENT, _TWO_DIMENSIONS),

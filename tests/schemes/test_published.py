@@ -62,15 +62,19 @@ ROPE = {
         },
         "rope:scaling=yarn,factor=2.5,original=4096,beta_fast=16,beta_slow=2",
     ),
-    "yarn, no ramp": (  # with a theta of 10, the ramp begins where it ends
+    "yarn, long ramp": (  # with a theta of 10, it would end beyond the last coordinate
         {
             "rope_type": "yarn",
             "factor": 2.5,
             "original_max_position_embeddings": 4096,
-            "beta_fast": 7.5,
+            "beta_fast": 200.0,
             "beta_slow": 2.0,
         },
-        "rope:scaling=yarn,factor=2.5,original=4096,beta_fast=7.5,beta_slow=2",
+        "rope:scaling=yarn,factor=2.5,original=4096,beta_fast=200,beta_slow=2",
+    ),
+    "yarn, no ramp": (  # it begins where it ends
+        {"rope_type": "yarn", "factor": 2.5, "original_max_position_embeddings": 6},
+        "rope:scaling=yarn,factor=2.5,original=6",
     ),
     "llama3": (
         {
