@@ -1,6 +1,9 @@
 """swap on every family: silenced exactly, right answers, restored bit for bit."""
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from locant.hf.listening import observing
 from locant.hf.mechanisms import Embedded
 from tests.hf_models import BERT_LIKE, CONFIGS, DECODERS, inputs, make, output
 
+ROOT = Path(__file__).parent.parent.parent
 EXACT = {"rtol": 0, "atol": 1e-5}
 
 
@@ -370,19 +374,28 @@ def test_lora():
     assert all(p.grad is not None for n, p in tuned.named_parameters() if p.requires_grad and "locant" in n)
 
 
+PARALLEL = """
+import os, sys
+import torch
+import locant
+from tests.hf_models import inputs, make
+
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(locant.swap(make("bert"), "tisa+learned:length=20").train())
+for _ in range(2):
+    out = model(**inputs("bert"))
+    (out.last_hidden_state.square().sum() + out.pooler_output.sum()).backward()
+os._exit(not all(parameter.grad is not None for parameter in model.parameters()))
+"""
+"""Ends without taking the process group down: its threads and the interpreter can then wait for each other for ever."""
+
+
 def test_distributed_data_parallel(tmp_path):
     """DDP complains about parameters that get no gradient: none of ours is one."""
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    try:
-        model = torch.nn.parallel.DistributedDataParallel(locant.swap(make("bert"), "tisa+learned:length=20").train())
-        for _ in range(2):
-            out = model(**inputs("bert"))
-            (out.last_hidden_state.square().sum() + out.pooler_output.sum()).backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
-    finally:
-        dist.destroy_process_group()
+    command = [sys.executable, "-c", PARALLEL, str(tmp_path / "meet")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- refused, by name, and left as it was ----------------------------------------------------------
