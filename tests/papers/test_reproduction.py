@@ -10,7 +10,8 @@ from locant.papers.claim import Measured, Part
 from locant.papers.place import Place
 from locant.papers.reproduction import NOT_RUN
 from locant.papers.rules import CONFIRMED, CONTRADICTED, Criterion, Larger
-from locant.papers.steps import Joining, Measuring, Training, joined, source, unique
+from locant.papers.steps import Adapting, Joining, Measuring, Training, joined, source, unique
+from locant.runs import run_folder
 from locant.runs.run_folder import Busy, held
 from tests.papers import made_up
 from tests.papers.made_up import PAPER, Positive
@@ -195,3 +196,14 @@ def test_a_training_step(tmp_path):
     dataclasses.replace(step, keep_models=False).run(at, seen.append)  # nothing is trained again
     assert not (folder / "model.safetensors").exists()
     assert step.scores(at) == found
+
+
+def test_an_adaptation_that_was_killed_before_its_mark_is_done(tmp_path):
+    """`adapt` refuses a folder that is done, so the step must not call it again. There is no model to open here."""
+    at = Place(tmp_path, tmp_path, tmp_path, None)
+    step = Adapting("a", source("minilm"), "alibi", source("wikitext"), steps=1)
+    with pytest.raises(FileNotFoundError):
+        step.run(at, lambda share: None)
+    at.model("a").mkdir(parents=True)
+    (at.model("a") / run_folder.DONE).touch()
+    step.run(at, lambda share: None)

@@ -66,7 +66,7 @@ def begin(paper: Paper, preset: str, out: Path, data: Path | None, work: Path | 
         "paper": paper.name,
         "preset": preset,
         "version": __version__,
-        "sizes": json.loads(json.dumps(dataclasses.asdict(size))),  # tuples as lists, as they are read back
+        "sizes": dataclasses.asdict(size),
         "rules": {claim.id: [criterion.words for criterion in claim.criteria] for claim in paper.claims},
     }
     run_folder.check(out, FILE, *FOLDERS)

@@ -23,7 +23,7 @@ from locant.experiments.tasks import find_task
 from locant.experiments.work import Run
 from locant.papers.cost import Shape, shape_of
 from locant.papers.place import MEASURED, MODELS, TEXTS, Place
-from locant.runs import files, text_source
+from locant.runs import files, run_folder, text_source
 from locant.runs.budget import Budget
 
 GUESSES = {"minilm": Shape(6, 384), "bert": Shape(12, 768)}
@@ -128,8 +128,7 @@ class Training(Step):
         for _ in itertools.chain(pool.work(runs, out / comparison.DATA), workers.wait_for_others(runs)):
             if time.monotonic() - last > 2:
                 last = time.monotonic()
-                now = comparison.Comparison(found.work, found.schemes, found.seeds, found.about)
-                done = sum(self.steps if each.state == "done" else each.step for each in outcomes(out, now))
+                done = sum(self.steps if each.state == "done" else each.step for each in outcomes(out, found))
                 progress(min(1.0, max(done, earlier) / total))
 
     def results(self, at: Place) -> list[RunResult]:
@@ -230,6 +229,8 @@ class Adapting(Step):
         from locant.adaptation.pooling import pooling_of
         from locant.hf.sentence_folder import sentence_folder
 
+        if (at.model(self.name) / run_folder.DONE).exists():  # killed after the adaptation, before the step's own mark
+            return
         model, tokenizer = open_model(self.model.path(at))
         lines = sample.pieces(prose(self.text.path(at)))
         vectors = partial(pooling_of, sentence_folder(model.name_or_path or ""), None)
