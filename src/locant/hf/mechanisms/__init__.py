@@ -1,0 +1,28 @@
+"""How positions enter the models of transformers, and how to remove them exactly.
+
+One file per mechanism. Each can `silence` a stack (the module that runs the layers), that is, replace the native
+positions by a module that adds nothing, or by the embedding of a scheme; and `read` the native positions as schemes.
+`silence` returns what it replaced, so it can be restored bit for bit.
+"""
+
+from locant.hf.mechanisms.base import Mechanism, Read, Replaced
+from locant.hf.mechanisms.bias import Bias, TableAndBias
+from locant.hf.mechanisms.patches import EmbeddedPatches, Patches
+from locant.hf.mechanisms.rotary import Rotary
+from locant.hf.mechanisms.table import CountingTable, Embedded, Table, TableAfterPadding, TableAfterTwo
+
+__all__ = [
+    "Bias",
+    "CountingTable",
+    "Embedded",
+    "EmbeddedPatches",
+    "Mechanism",
+    "Patches",
+    "Read",
+    "Replaced",
+    "Rotary",
+    "Table",
+    "TableAfterPadding",
+    "TableAfterTwo",
+    "TableAndBias",
+]

@@ -1,0 +1,82 @@
+"""What every mechanism has: `silence` and `read`, and the records they return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+
+from locant.hf.interface import EMBED
+from locant.schemes import Scheme
+
+
+@dataclass
+class Replaced:
+    """A module or parameter that was replaced, and where it was."""
+
+    parent: nn.Module
+    name: str
+    original: Any
+    hooks: tuple[Any, ...] = ()  # functions that were registered as hooks of the parent
+
+    def put_back(self) -> None:
+        """Restores the original."""
+        for hooks in (self.parent._forward_pre_hooks, self.parent._forward_hooks):
+            for key in [key for key, hook in hooks.items() if hook in self.hooks]:
+                del hooks[key]
+        in_place = isinstance(self.original, nn.Module) and self.name in self.parent._modules
+        if hasattr(self.parent, self.name) and not in_place:  # in place: optimizers identify parameters by their order
+            delattr(self.parent, self.name)
+        if self.original is not None:
+            setattr(self.parent, self.name, self.original)
+
+
+@dataclass(frozen=True)
+class Read:
+    """The positions of a stack as schemes: one for the token embeddings, one per layer."""
+
+    kind: str
+    embed: Scheme | None
+    layers: list[Scheme] | None  # None: nothing inside attention
+    native_count: bool = True  # they belong to tokens as the model itself numbers them
+
+    @property
+    def shift_invariant(self) -> bool:
+        """Whether it makes no difference at which number the positions begin."""
+        return all(scheme is None or scheme.shift_invariant for scheme in [self.embed, *(self.layers or [])])
+
+
+class Mechanism(Protocol):
+    """One way in which positions enter a stack."""
+
+    @property
+    def kind(self) -> str:
+        """Value of `Native.kind` for this mechanism: absolute, rotary, bias, …"""
+        ...
+
+    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
+        """Removes the native positions (unless `keep`), adds `embed`, and returns what was replaced."""
+        ...
+
+    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+        """Returns the native positions as schemes, one per attention module."""
+        ...
+
+    def width(self, stack: nn.Module) -> int:
+        """Returns the size of the vectors that are added to the token embeddings."""
+        ...
+
+
+def find(stack: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """Returns the module that has the part at `path`, and its name there."""
+    parent, _, name = path.rpartition(".")
+    return (stack.get_submodule(parent) if parent else stack), name
+
+
+def add_embedding(stack: nn.Module, embed: Scheme | None) -> list[Replaced]:
+    """Adds a scheme to the token embeddings of a stack that has no place for it; `following` applies it."""
+    if embed is None:
+        return []
+    stack.add_module(EMBED, embed)
+    return [Replaced(stack, EMBED, None)]
