@@ -40,7 +40,7 @@ class Positions(NamedTuple):
         places = torch.arange(lk, device=last.device) + (last + 1 - lk).clamp(min=0)
         return self.k.index_select(-1, torch.minimum(places, last))
 
-    def of_queries(self, length: int, device: torch.device) -> Tensor:
+    def of_queries(self, length: int, device: torch.device | None) -> Tensor:
         """Returns the positions of the queries, [B or 1, length]."""
         return (torch.arange(length, device=device) + self.past)[None] if self.q is None else self.q
 

@@ -11,7 +11,7 @@ them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +20,13 @@ from torch import Tensor, nn
 
 from locant.hf.cached import STORED, is_static, remember, with_cached
 from locant.hf.call import Positions
+from locant.hf.carrying import CARRIER, Carrier, Pass, bind_checkpointing, unbind_checkpointing
+from locant.hf.counting import Count
 from locant.hf.interface import ARGUMENT, EMBED, NAME
 from locant.hf.methods import replace_method
 
 FOLLOW = "locant_follow"
 """Attribute of a stack whose forward passes positions on."""
-
-Count = Callable[[nn.Module, Mapping[str, Any], Any], "Tensor | None"]
-"""How a model numbers tokens without position_ids: (stack, arguments, cached tokens) -> ids, or None for 0, 1, 2, …"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Following:
     shift: int  # the number that the caller's position_ids start at (2 for RoBERTa)
     native_count: bool  # left padding is counted if the model counts it; otherwise the first token is at 0
     names: tuple[str, ...]  # of the arguments of its forward
+    hands_on: bool  # takes any keyword argument, and hands it on to its layers
     before: Any  # a forward that the stack had in place of that of its class
 
 
@@ -47,14 +47,22 @@ def follow(stack: nn.Module, *, count: Count, shift: int, native_count: bool) ->
     The arguments are those of `Following`. The stack gets a `forward` of its own rather than a hook: some callers
     (sentence-transformers) call `forward` directly, and hooks do not run there.
     """
-    names = tuple(inspect.signature(type(stack).forward).parameters)[1:]  # without self
-    stack.__dict__[FOLLOW] = Following(count, shift, native_count, names, stack.__dict__.get("forward"))
+    parameters = list(inspect.signature(type(stack).forward).parameters.values())[1:]  # without self
+    names = tuple(each.name for each in parameters)
+    any_named = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    stack.__dict__[FOLLOW] = Following(count, shift, native_count, names, any_named, stack.__dict__.get("forward"))
+    carrier = Carrier()
+    for module in stack.modules():
+        module.__dict__[CARRIER] = carrier
     replace_method(stack, "forward", _forward)
 
 
 def unfollow(stack: nn.Module) -> None:
     """Undoes `follow`."""
     if FOLLOW in stack.__dict__:
+        unbind_checkpointing(stack)
+        for module in stack.modules():
+            module.__dict__.pop(CARRIER, None)
         before = stack.__dict__.pop(FOLLOW).before
         del stack.__dict__["forward"]
         if before is not None:
@@ -72,7 +80,8 @@ def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
     given = {**dict(zip(following.names, args, strict=False)), **kwargs}
     wanted = given.get("output_attentions", getattr(stack.config, "output_attentions", False))
     positions = _positions(given, _numbered(stack, given, following))._replace(weights=bool(wanted))
-    given[ARGUMENT] = positions
+    if following.hands_on:
+        given[ARGUMENT] = positions
     embed = getattr(stack, EMBED, None)
     if embed is not None:  # the model has no place for absolute positions: add them to the token embeddings
         tokens = given.get("inputs_embeds")
@@ -84,13 +93,27 @@ def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if not following.native_count and "position_ids" not in following.names:  # T5 has no such argument
         given.pop("position_ids", None)
     _grow_buffers(stack, given, positions, following.shift)
-    before = following.before
-    output = before(**given) if before is not None else type(stack).forward(stack, **given)
+    output = _run(stack, given, positions, following)
     if positions.k is not None:
         values = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
         for cache in (given.get("past_key_values"), *values):
             remember(cache, positions.k)
     return output
+
+
+def _run(stack: nn.Module, given: dict[str, Any], positions: Positions, following: Following) -> Any:
+    """Runs the stack itself, with the positions both as an argument and carried."""
+    bind_checkpointing(stack)
+    tokens = given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
+    length, device = (0, None) if tokens is None else (tokens.shape[1], tokens.device)
+    carrier: Carrier = stack.__dict__[CARRIER]
+    token = carrier.put(Pass(positions, positions.of_queries(length, device)))
+    try:
+        if following.before is not None:
+            return following.before(**given)
+        return type(stack).forward(stack, **given)
+    finally:
+        carrier.end(token)
 
 
 def _cached(given: Mapping[str, Any]) -> Any:

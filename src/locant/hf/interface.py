@@ -22,6 +22,7 @@ from transformers.masking_utils import sdpa_mask
 
 from locant.attention import attend
 from locant.hf.call import AttentionCall, AttentionFunction, Positions
+from locant.hf.carrying import carried
 from locant.hf.listening import observers
 from locant.schemes import Scheme
 
@@ -97,6 +98,9 @@ def attention(
     """Computes one attention for transformers: the output [B, Lq, H, D], and the weights if they are wanted."""
     scheme = scheme_of(module)
     positions: Positions | None = kwargs.pop(ARGUMENT, None)
+    if positions is None and scheme is not None:  # some layers drop arguments that they do not know
+        current = carried(module)
+        positions = None if current is None else current.positions
     call = AttentionCall(
         module=module,
         query=query,

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from locant.hf.call import AttentionCall
-from locant.hf.families import OUTSIDE, Family, family_of
+from locant.hf.families import OUTSIDE, family_of
+from locant.hf.family import Family
 from locant.hf.listening import observing
 from locant.hf.modes import evaluating
 from locant.hf.plan import Attention

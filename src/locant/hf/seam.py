@@ -9,7 +9,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from locant.hf import interface
-from locant.hf.families import Family, family_of
+from locant.hf.families import family_of
+from locant.hf.family import Family
 from locant.hf.plan import plan_of
 
 

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from locant.attention import BACKENDS
 from locant.hf.attaching import attach, detach, own_config
 from locant.hf.call import AttentionCall
-from locant.hf.families import Family, family_of
+from locant.hf.families import family_of
+from locant.hf.family import Family
 from locant.hf.listening import observing
 from locant.hf.mechanisms import Embedded, EmbeddedPatches
 from locant.hf.modes import evaluating

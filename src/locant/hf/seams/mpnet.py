@@ -1,14 +1,12 @@
 """MPNet's seam: its attention does not go through transformers' interface; while the seam is open, it does.
 
-`open_seam` gives every self-attention a forward that calls `interface.attention`. MPNet's layers do not hand keyword
-arguments on, so the model gets a forward that passes the positions of its tokens in a ContextVar. `close_seam` restores
-the model as transformers made it.
+`open_seam` gives every self-attention a forward that calls `interface.attention`. `close_seam` restores the model as
+transformers made it.
 """
 
 from __future__ import annotations
 
 import math
-from contextvars import ContextVar
 from typing import Any
 
 import torch.nn.functional as F
@@ -16,18 +14,7 @@ from torch import Tensor, nn
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from locant.hf import interface
-from locant.hf.call import Positions
 from locant.hf.methods import replace_method
-
-_POSITIONS: ContextVar[Positions | None] = ContextVar("positions of the tokens of a forward", default=None)
-
-
-def _model_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    token = _POSITIONS.set(kwargs.pop(interface.ARGUMENT, None))
-    try:
-        return type(self).forward(self, *args, **kwargs)
-    finally:
-        _POSITIONS.reset(token)
 
 
 def _attention_forward(
@@ -40,7 +27,7 @@ def _attention_forward(
 ) -> tuple[Tensor, ...]:
     shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
     q, k, v = (layer(hidden_states).view(shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
-    given: dict[str, Any] = {interface.ARGUMENT: _POSITIONS.get(), "output_attentions": output_attentions}
+    given: dict[str, Any] = {"output_attentions": output_attentions}
     if interface.scheme_of(self) is None:
         given["transformers_attention"] = _own_attention
     out, weights = interface.attention(
@@ -65,7 +52,6 @@ def _own_attention(
 
 def open_seam(base: nn.Module) -> None:
     """Makes the attention of a base model go through `interface.attention`."""
-    replace_method(base, "forward", _model_forward)
     for module in base.modules():
         if isinstance(module, MPNetSelfAttention):
             replace_method(module, "forward", _attention_forward)
@@ -78,4 +64,3 @@ def close_seam(base: nn.Module) -> None:
         if isinstance(module, MPNetSelfAttention):
             module.__dict__.pop("forward", None)
             module.__dict__.pop("is_causal", None)
-    base.__dict__.pop("forward", None)
