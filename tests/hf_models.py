@@ -83,9 +83,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_size": 16,
         "patch_size": 4,
     },
-}
-
-KEPT = {  # families whose positions can be read and kept, but not replaced
     "bart": {
         "vocab_size": 60,
         "d_model": 32,
@@ -100,6 +97,7 @@ KEPT = {  # families whose positions can be read and kept, but not replaced
     },
 }
 
+WITH_DECODER = ["t5", "bart"]
 DECODERS = ["gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma", "phi"]
 BERT_LIKE = ["bert", "roberta", "xlm-roberta", "camembert", "albert", "electra", "distilbert", "mpnet"]
 
@@ -107,7 +105,7 @@ BERT_LIKE = ["bert", "roberta", "xlm-roberta", "camembert", "albert", "electra",
 def make(kind: str, auto: Any = AutoModel, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A model in eval mode whose positions matter: transformers' own initialisation is too small to see them."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **{**{**CONFIGS, **KEPT}[kind], **changes})
+    config = AutoConfig.for_model(kind, **{**CONFIGS[kind], **changes})
     model = auto.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -132,7 +130,7 @@ def inputs(kind: str, length: int = 9, batch: int = 2, padding: str | None = Non
         mask[0, hole] = 0
         ids[0, hole] = 1
         given["attention_mask"] = mask
-    if kind == "t5":
+    if kind in WITH_DECODER:
         given["decoder_input_ids"] = torch.randint(3, 60, (batch, 6))
     return given
 

@@ -138,17 +138,6 @@ def test_an_encoder_with_a_decoder(kind, spec):
     assert model.get_encoder().__dict__.get("locant_plan") is None
 
 
-def test_the_tables_of_bart_can_be_kept_but_not_replaced():
-    model = hf_models.make("bart")
-    ids = torch.randint(3, 60, (2, 9))
-    before = model(input_ids=ids).last_hidden_state
-    with pytest.raises(NotImplementedError, match="keep_native=True"):
-        locant.swap(model, "alibi")
-    assert torch.equal(model(input_ids=ids).last_hidden_state, before)
-    locant.swap(model, "tisa", keep_native=True)
-    assert not torch.allclose(model(input_ids=ids).last_hidden_state, before)
-
-
 def test_other_schemes_have_no_kernels():
     found = inspected(locant.swap(hf_models.make("bert"), "alibi"))
     assert found.curves

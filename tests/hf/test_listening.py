@@ -19,7 +19,7 @@ from locant.hf.listening import observers, observing
 from locant.hf.seam import through_seam
 from locant.hf.swapping import native_as_schemes
 from locant.schemes import Nope
-from tests.hf_models import CONFIGS, DECODERS, GROUPED, KEPT, inputs, make, output
+from tests.hf_models import CONFIGS, DECODERS, GROUPED, inputs, make, output
 
 IDS = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
 
@@ -262,7 +262,7 @@ def implementations(model):
     return [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
 
 
-@pytest.mark.parametrize("kind", [*CONFIGS, *KEPT])
+@pytest.mark.parametrize("kind", list(CONFIGS))
 def test_observing_changes_no_output(kind):
     """Bit for bit: native with each implementation of transformers, and swapped."""
     model = make(kind)
@@ -283,7 +283,7 @@ def test_observing_changes_no_output(kind):
             assert all(call.is_native for call in calls)
         assert implementations(model) == names
     for spec in ("nope", "tisa", "rope"):
-        locant.swap(model, spec, keep_native=kind in KEPT)
+        locant.swap(model, spec)
         for padding in paddings:
             given = inputs(kind, padding=padding)
             before = output(model, **given)

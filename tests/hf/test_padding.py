@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, DynamicCac
 import locant
 from locant.analysis.behaviour import shift
 from tests.hf.test_swapping import EXACT, spread
-from tests.hf_models import BERT_LIKE, CONFIGS, DECODERS, KEPT, inputs, make, output
+from tests.hf_models import BERT_LIKE, CONFIGS, DECODERS, inputs, make, output
 
 TEXT = [kind for kind in CONFIGS if kind != "vit"]
 SPECS = ["first", "learned:length=40", "sinusoidal", "tisa", "fire:length=2"]
@@ -80,7 +80,7 @@ def test_position_ids_of_the_caller_are_kept(kind):
     assert (output(model, **given)[:1, real] - alone).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("kind", [*TEXT, *KEPT])
+@pytest.mark.parametrize("kind", TEXT)
 def test_positions_that_are_kept_count_as_they_did(kind):
     """BERT's own table gives its first row to the first padding token; a scheme beside it changes nothing in that."""
     model = make(kind)

@@ -216,10 +216,14 @@ def test_attention_switched_after_the_swap_is_noticed():
     output(model, input_ids=IDS)
 
 
-def test_attention_that_does_not_say_if_it_is_causal_is_refused():
-    model = AutoModel.from_config(AutoConfig.for_model("splinter", **CONFIGS["roberta"]))
-    with pytest.raises(NotImplementedError, match="attention modules have no attribute is_causal"):
-        locant.swap(model, "nope")
+def test_whether_attention_is_causal_is_found_by_running():
+    """Splinter's attention modules have no attribute is_causal, and transformers' default is True."""
+    torch.manual_seed(0)
+    model = AutoModel.from_config(AutoConfig.for_model("splinter", **CONFIGS["roberta"])).eval()
+    locant.swap(model, "nope")
+    other = torch.cat([IDS[:, :-1], IDS[:, :1]], dim=1)
+    changed = (output(model, input_ids=IDS) - output(model, input_ids=other))[:, :-1].abs().amax(-1)
+    assert changed.min() > 1e-6  # every token sees the last one
 
 
 def test_a_model_and_its_part():

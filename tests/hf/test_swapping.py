@@ -19,7 +19,7 @@ from transformers import (
 import locant
 from locant.hf.listening import observing
 from locant.hf.mechanisms import Embedded
-from tests.hf_models import BERT_LIKE, CONFIGS, DECODERS, inputs, make, output
+from tests.hf_models import BERT_LIKE, CONFIGS, DECODERS, WITH_DECODER, inputs, make, output
 
 ROOT = Path(__file__).parent.parent.parent
 EXACT = {"rtol": 0, "atol": 1e-5}
@@ -245,7 +245,7 @@ def test_padding_does_not_change_real_tokens(kind):
     if kind == "vit":
         return
     model = spread(locant.swap(make(kind), "huang4:clip=3"))
-    if kind == "t5":
+    if kind in WITH_DECODER:
         model = model.encoder
     for side in ("left", "right"):
         given = inputs(kind, padding=side)
@@ -261,9 +261,9 @@ def test_weights_are_returned_when_asked_for(kind):
     with torch.no_grad():
         result = model(**given, output_attentions=True)
     lists = [result[name] for name in result if name.endswith("attentions") and result[name]]
-    assert len(lists) == (3 if kind == "t5" else 1)
+    assert len(lists) == (3 if kind in WITH_DECODER else 1)
     for weights in lists:
-        assert len(weights) == 2
+        assert len(weights) in (2, 3)  # BART's decoder has three layers
         torch.testing.assert_close(weights[0].sum(-1), torch.ones_like(weights[0][..., 0]))
     torch.testing.assert_close(result.last_hidden_state, output(model, **given), **EXACT)
 

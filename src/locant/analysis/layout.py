@@ -24,10 +24,11 @@ from transformers import PreTrainedModel
 
 from locant.analysis.steps import ATTENTION, FEED_FORWARD, INPUT, NORM, OUTPUT, RESIDUAL
 from locant.hf.call import AttentionCall
-from locant.hf.families import family_of
+from locant.hf.finding import family_of
 from locant.hf.listening import After, observing
 from locant.hf.plan import plan_of
-from locant.hf.probing import find_attentions, run_probe
+from locant.hf.probing import find_attentions
+from locant.hf.running import run_probe
 from locant.hf.seam import through_seam
 
 OnStep = Callable[[int, str, Tensor], None]

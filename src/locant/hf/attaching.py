@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from locant.hf import interface
-from locant.hf.families import family_of
+from locant.hf.finding import family_of
 from locant.hf.following import follow, unfollow
 from locant.hf.methods import replace_method
 from locant.hf.plan import ANY_LENGTH, STATE, Plan, current_schemes, plan_of
@@ -32,7 +32,7 @@ def attach(model: PreTrainedModel, plan: Plan, save: Save) -> None:
     plan.before = {"implementation": config._attn_implementation}
     base.__dict__[STATE] = plan
     owners: dict[int, nn.Module] = {}
-    use_attention(model, family, interface.NAME)
+    use_attention(model, family.seam, interface.NAME)
     for stack_plan in plan.stacks:
         stack = base.get_submodule(stack_plan.path)
         plan.replaced += family.mechanism.silence(stack, stack_plan.embed, plan.keep_native)
@@ -45,7 +45,11 @@ def attach(model: PreTrainedModel, plan: Plan, save: Save) -> None:
                 module.add_module(interface.NAME, scheme)
                 owners[id(scheme)] = module
             module.__dict__["locant_impl"] = plan.impl
-        follow(stack, count=family.count, shift=family.shift(stack), native_count=stack_plan.native_count)
+            module.__dict__[interface.CAUSAL] = bool(getattr(module, "is_causal", family.causal))
+        follow(
+            stack, count=family.count, shift=family.shift(stack), native_count=stack_plan.native_count,
+            attention_by_index=family.attention_by_index,
+        )  # fmt: skip
     if hasattr(config, "max_position_embeddings"):
         plan.before["max_position_embeddings"] = config.max_position_embeddings
     for config in configs(model):
@@ -72,11 +76,12 @@ def detach(model: PreTrainedModel) -> Plan:
             module.__dict__.pop(interface.NAME, None)
             module._modules.pop(interface.NAME, None)
             module.__dict__.pop("locant_impl", None)
+            module.__dict__.pop(interface.CAUSAL, None)
     for replaced in reversed(plan.replaced):
         if replaced.original is not None and not plan.native_is_lost:
             _move(replaced.original, here)  # the model may have been moved since
         replaced.put_back()
-    use_attention(model, family_of(model), plan.before["implementation"])
+    use_attention(model, family_of(model).seam, plan.before["implementation"])
     for config in configs(model):
         if "max_position_embeddings" in plan.before:
             config.max_position_embeddings = plan.before["max_position_embeddings"]

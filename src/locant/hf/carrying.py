@@ -24,9 +24,9 @@ CHECKPOINTING = "_gradient_checkpointing_func"
 
 
 class Pass:
-    """The positions of the tokens of one forward pass, and of the queries alone, [B or 1, L]."""
+    """The positions of the tokens of one forward pass: in attention, and for a table [B or 1, L] (below 0: none)."""
 
-    def __init__(self, positions: Positions, places: Tensor) -> None:
+    def __init__(self, positions: Positions, places: Tensor | None) -> None:
         self.positions, self.places = positions, places
 
 

@@ -1,6 +1,8 @@
 """How models number their tokens when the caller gives no position_ids.
 
 (stack, arguments of its forward, number of cached tokens) -> positions [B or 1, L]; None for 0, 1, 2, …
+
+A token that has no position, such as padding, gets −1.
 """
 
 from __future__ import annotations
@@ -20,20 +22,33 @@ def by_index(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | 
 
 
 def by_token(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | None:
-    """RoBERTa: padding tokens are not counted, wherever they are; their own position is their index."""
+    """RoBERTa: padding tokens are not counted, wherever they are."""
     ids = given.get("input_ids")
     if ids is None:
         return None
     real = ids.ne(stack.config.pad_token_id)  # type: ignore[union-attr]
-    by_place = torch.arange(ids.shape[-1], device=ids.device) - real.int().argmax(-1, keepdim=True)
-    counted: Tensor = torch.where(real, real.cumsum(-1) - 1, by_place) + past
+    counted: Tensor = torch.where(real, real.cumsum(-1) - 1 + past, -1)
     return counted
 
 
 def by_mask(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | None:
-    """OPT: masked tokens are not counted; their own position is −1."""
+    """OPT: masked tokens are not counted."""
     mask = given.get("attention_mask")
     if mask is None or mask.ndim != 2:
         return None
     ids: Tensor = mask.long().cumsum(-1) * mask.long() - 1
     return ids[:, past:]
+
+
+def in_attention(counted: Tensor, past: Any) -> Tensor:
+    """Returns positions for attention, where every token needs one.
+
+    A token without a position gets its distance from the first token that has one, as if padding were counted.
+    """
+    real = counted >= 0
+    by_place = torch.arange(counted.shape[-1], device=counted.device) - real.int().argmax(-1, keepdim=True) + past
+    return torch.where(real, counted, by_place)
+
+
+COUNTS: dict[str, Count] = {"by_index": by_index, "by_token": by_token, "by_mask": by_mask}
+"""The rules by name."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from locant.hf.families import family_of
+from locant.hf.finding import family_of
 from locant.hf.following import FOLLOW, Following
 from locant.hf.mechanisms import Table
 from locant.hf.modes import evaluating
@@ -67,13 +67,21 @@ def limits(model: PreTrainedModel) -> Limits:
     found = [] if plan is None else [plan.max_length()]
     if isinstance(family.mechanism, Table) and (plan is None or plan.keep_native):
         first, kept = family.mechanism.first(stack), [] if plan is None else plan.replaced
-        originals = [x.original.weight for x in kept if isinstance(x.original, nn.Embedding)]
+        originals = [table for x in kept if (table := _table(x.original)) is not None]
         table = originals[0] if originals else family.mechanism.table(stack)
         found.append(table.shape[0] - first)
     if isinstance(family.mechanism, Table) and isinstance(trained, int):
         trained -= family.shift(stack)  # RoBERTa's 514 are 512
     known = [limit for limit in found if limit is not None]
     return Limits(min(known) if known else None, trained if isinstance(trained, int) else None)
+
+
+def _table(original: Any) -> Tensor | None:
+    """The table of positions that a module or tensor had which a swap replaced."""
+    found = (
+        original if isinstance(original, Tensor) else getattr(original, "weight", getattr(original, "weights", None))
+    )
+    return found if isinstance(found, Tensor) and found.ndim == 2 else None
 
 
 def maximum_length(model: PreTrainedModel, before: int = ANY_LENGTH) -> int:

@@ -1,21 +1,19 @@
 """The families of models that can be swapped. Add a family here: one record in FAMILIES.
 
-A record holds where the layers are, how positions enter, and how the model numbers tokens without position_ids. For a
-model that is not listed `family_of` tries generic rules; if none fits, the model is refused by name.
+A record holds where the layers are, how positions enter, and how the model numbers tokens without position_ids. What
+is not listed is found by running the model (`finding`).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import nn
 from transformers import PreTrainedModel
 
 from locant.hf.counting import by_mask, by_token
 from locant.hf.family import Family, Seam, after_padding, two_stacks
 from locant.hf.mechanisms import (
     Bias,
-    CountingTable,
+    CarriedTable,
+    IndexedTable,
     Patches,
     Rotary,
     Table,
@@ -28,7 +26,7 @@ from locant.hf.seams import mpnet
 BERT = Family(Table("embeddings.position_embeddings"))
 ROBERTA = Family(TableAfterPadding("embeddings.position_embeddings"), count=by_token, shift=after_padding)
 MPNET = Family(
-    TableAndBias("embeddings.position_embeddings"), count=by_token, shift=after_padding,
+    TableAndBias("embeddings.position_embeddings"), count=by_token, shift=after_padding, attention_by_index=True,
     seam=Seam(mpnet.open_seam, mpnet.close_seam),
 )  # fmt: skip
 ROTARY = Family(Rotary())
@@ -55,7 +53,8 @@ FAMILIES: dict[str, Family] = {
     "phi": ROTARY,
     "t5": T5,
     "mt5": T5,
-    "bart": Family(CountingTable("embed_positions"), stacks=two_stacks),
+    "bart": Family(CarriedTable("embed_positions", row=2), stacks=two_stacks),
+    "ctrl": Family(IndexedTable("pos_encoding")),
     "vit": Family(Patches()),
 }
 
@@ -70,25 +69,7 @@ REFUSED: dict[str, str] = {
 }
 
 
-def family_of(model: PreTrainedModel) -> Family:
-    """Returns the record of a model's family, or of a generic rule that fits; otherwise NotImplementedError."""
-    kind = model.config.model_type
-    if kind in REFUSED:
-        raise NotImplementedError(f"{kind} models cannot be swapped: {REFUSED[kind]}")
-    if kind in FAMILIES:
-        return FAMILIES[kind]
-    base = model.base_model
-    if isinstance(getattr(base, "rotary_emb", None), nn.Module):
-        return Family(Rotary(layout=None))
-    tables = {name for name, module in base.named_modules() if type(module) is nn.Embedding}
-    for path in ("embeddings.position_embeddings", "wpe", "embed_positions"):
-        if path in tables:
-            padding: Any = base.get_submodule(path).padding_idx
-            if padding is None:
-                return Family(Table(path))
-            if padding == model.config.pad_token_id:  # as in RoBERTa: tokens are counted from the row after padding
-                return Family(TableAfterPadding(path), count=by_token, shift=after_padding)
-    raise NotImplementedError(
-        f"locant does not know {kind} models, and no generic rule fits: the model has neither rotary_emb nor a table "
-        f"of positions in a known place. Known families: {', '.join(FAMILIES)}"
-    )
+def seam_of(model: PreTrainedModel) -> Seam | None:
+    """Returns the seam of a model; None if its attention goes through transformers' interface by itself."""
+    family = FAMILIES.get(model.config.model_type)
+    return None if family is None else family.seam

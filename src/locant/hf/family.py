@@ -21,6 +21,11 @@ def two_stacks(base: nn.Module) -> list[str]:
     return [name for name in ("encoder", "decoder") if isinstance(getattr(base, name, None), nn.Module)] or [""]
 
 
+def these_stacks(paths: list[str], base: nn.Module) -> list[str]:
+    """Stacks that were found by running the model."""
+    return paths
+
+
 def from_zero(stack: nn.Module) -> int:
     """The caller's position_ids start at 0."""
     return 0
@@ -29,6 +34,16 @@ def from_zero(stack: nn.Module) -> int:
 def after_padding(stack: nn.Module) -> int:
     """RoBERTa: the caller's position_ids start after the id of the padding token."""
     return int(stack.config.pad_token_id) + 1  # type: ignore[union-attr, arg-type]
+
+
+@dataclass(frozen=True)
+class StartsAt:
+    """The caller's position_ids start at this number."""
+
+    number: int
+
+    def __call__(self, stack: nn.Module) -> int:
+        return self.number
 
 
 @dataclass(frozen=True)
@@ -48,5 +63,9 @@ class Family:
     count: Count = by_index
     shift: Callable[[nn.Module], int] = from_zero
     """The number that the caller's position_ids start at."""
+    causal: bool = True
+    """Of attention modules that have no attribute is_causal."""
+    attention_by_index: bool = False
+    """MPNet: its own positions in attention count padding tokens, its table does not."""
     seam: Seam | None = None
     """For models whose attention does not go through transformers' attention interface."""

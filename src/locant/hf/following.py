@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from locant.hf.cached import STORED, is_static, remember, with_cached
 from locant.hf.call import Positions
 from locant.hf.carrying import CARRIER, Carrier, Pass, bind_checkpointing, unbind_checkpointing
-from locant.hf.counting import Count
+from locant.hf.counting import Count, in_attention
 from locant.hf.interface import ARGUMENT, EMBED, NAME
 from locant.hf.methods import replace_method
 
@@ -36,12 +36,13 @@ class Following:
     count: Count
     shift: int  # the number that the caller's position_ids start at (2 for RoBERTa)
     native_count: bool  # left padding is counted if the model counts it; otherwise the first token is at 0
+    attention_by_index: bool  # with native_count, attention counts every token
     names: tuple[str, ...]  # of the arguments of its forward
     hands_on: bool  # takes any keyword argument, and hands it on to its layers
     before: Any  # a forward that the stack had in place of that of its class
 
 
-def follow(stack: nn.Module, *, count: Count, shift: int, native_count: bool) -> None:
+def follow(stack: nn.Module, *, count: Count, shift: int, native_count: bool, attention_by_index: bool) -> None:
     """Makes a stack (a module that runs layers) pass the positions of its tokens to every attention module in it.
 
     The arguments are those of `Following`. The stack gets a `forward` of its own rather than a hook: some callers
@@ -50,7 +51,9 @@ def follow(stack: nn.Module, *, count: Count, shift: int, native_count: bool) ->
     parameters = list(inspect.signature(type(stack).forward).parameters.values())[1:]  # without self
     names = tuple(each.name for each in parameters)
     any_named = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
-    stack.__dict__[FOLLOW] = Following(count, shift, native_count, names, any_named, stack.__dict__.get("forward"))
+    stack.__dict__[FOLLOW] = Following(
+        count, shift, native_count, attention_by_index, names, any_named, stack.__dict__.get("forward")
+    )
     carrier = Carrier()
     for module in stack.modules():
         module.__dict__[CARRIER] = carrier
@@ -79,7 +82,8 @@ def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
         )
     given = {**dict(zip(following.names, args, strict=False)), **kwargs}
     wanted = given.get("output_attentions", getattr(stack.config, "output_attentions", False))
-    positions = _positions(given, _numbered(stack, given, following))._replace(weights=bool(wanted))
+    numbers = _numbered(stack, given, following)
+    positions = _positions(given, numbers.attention)._replace(weights=bool(wanted))
     if following.hands_on:
         given[ARGUMENT] = positions
     embed = getattr(stack, EMBED, None)
@@ -93,7 +97,7 @@ def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if not following.native_count and "position_ids" not in following.names:  # T5 has no such argument
         given.pop("position_ids", None)
     _grow_buffers(stack, given, positions, following.shift)
-    output = _run(stack, given, positions, following)
+    output = _run(stack, given, Pass(positions, _places(given, numbers, positions)), following)
     if positions.k is not None:
         values = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
         for cache in (given.get("past_key_values"), *values):
@@ -101,13 +105,11 @@ def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return output
 
 
-def _run(stack: nn.Module, given: dict[str, Any], positions: Positions, following: Following) -> Any:
+def _run(stack: nn.Module, given: dict[str, Any], current: Pass, following: Following) -> Any:
     """Runs the stack itself, with the positions both as an argument and carried."""
     bind_checkpointing(stack)
-    tokens = given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
-    length, device = (0, None) if tokens is None else (tokens.shape[1], tokens.device)
     carrier: Carrier = stack.__dict__[CARRIER]
-    token = carrier.put(Pass(positions, positions.of_queries(length, device)))
+    token = carrier.put(current)
     try:
         if following.before is not None:
             return following.before(**given)
@@ -123,8 +125,15 @@ def _cached(given: Mapping[str, Any]) -> Any:
     return int(past) if isinstance(past, Tensor) and not torch.compiler.is_compiling() else past
 
 
-def _numbered(stack: nn.Module, given: dict[str, Any], following: Following) -> Tensor | None:
-    """The positions of the tokens, [B or 1, L]; None for those that follow the cached keys.
+class _Numbers(NamedTuple):
+    """The positions of the tokens, [B or 1, L]; None for those that follow the cached keys."""
+
+    attention: Tensor | None
+    table: Tensor | None  # below 0: the token has no position
+
+
+def _numbered(stack: nn.Module, given: dict[str, Any], following: Following) -> _Numbers:
+    """Numbers the tokens of a pass.
 
     If the model would count padding on the left and must not, `given` gets the position_ids that say so.
     """
@@ -132,17 +141,29 @@ def _numbered(stack: nn.Module, given: dict[str, Any], following: Following) -> 
     ids: Tensor | None = given.get("position_ids")
     if ids is None:
         ids = following.count(stack, given, past)
-        if ids is None and not following.native_count:
+        if ids is not None:
+            by_index = following.native_count and following.attention_by_index
+            return _Numbers(None if by_index else in_attention(ids, past), ids)
+        if not following.native_count:
             ids = _from_first_token(given, past)
             if ids is not None:  # no table has rows below 0
                 given["position_ids"] = ids.clamp(min=0) + following.shift
-        return ids
+        return _Numbers(ids, ids)
     if ids.ndim > 2:
         raise NotImplementedError(
             f"position_ids of a swapped model must be [batch, length], got {list(ids.shape)}: "
             f"positions in several dimensions are not supported"
         )
-    return ids.reshape(-1, ids.shape[-1]) - following.shift
+    ids = ids.reshape(-1, ids.shape[-1]) - following.shift
+    return _Numbers(ids, ids)
+
+
+def _places(given: Mapping[str, Any], numbers: _Numbers, positions: Positions) -> Tensor | None:
+    """The positions of the tokens for a table, [B or 1, L]; None if there are no tokens, but pixels."""
+    tokens = given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
+    if numbers.table is not None or tokens is None:
+        return numbers.table
+    return positions.of_queries(tokens.shape[1], tokens.device)
 
 
 def _from_first_token(given: Mapping[str, Any], past: Any) -> Tensor | None:

@@ -32,6 +32,8 @@ ARGUMENT = "locant_positions"
 """Keyword argument that carries the positions from a stack to its attention modules."""
 EMBED = "locant_embed"
 """Submodule of a stack: absolute positions for a model that has no place for them."""
+CAUSAL = "locant_causal"
+"""Attribute of an attention module of a swapped model: whether it is causal. Not every module says so itself."""
 OWNER = "locant_owner"
 """Attribute of an attention module that shares the scheme of another module: that other module."""
 
@@ -109,7 +111,7 @@ def attention(
         mask=attention_mask if scheme is None else _bool_mask(attention_mask),
         scheme=scheme,
         positions=positions,
-        is_causal=bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal,
+        is_causal=_is_causal(module) if is_causal is None else is_causal,
         scale=scaling,
         dropout=dropout,
         position_bias=position_bias,
@@ -125,6 +127,11 @@ def attention(
         if observer.after is not None:
             observer.after(call, out)
     return out, weights
+
+
+def _is_causal(module: nn.Module) -> bool:
+    """Whether attention is causal where no mask says so. The default is that of transformers."""
+    return bool(module.__dict__.get(CAUSAL, getattr(module, "is_causal", True)))
 
 
 def _bool_mask(mask: Tensor | None) -> Tensor | None:

@@ -16,6 +16,7 @@ from locant.hf import checkpoint, interface, relative_key
 from locant.hf.attaching import attach
 from locant.hf.building import in_words, open_model
 from locant.hf.checkpoint import Weights
+from locant.hf.family_record import restore
 from locant.hf.model_class import model_class
 from locant.hf.plan import Plan, plan_of
 from locant.hf.plan_check import check_fits, check_plan
@@ -125,6 +126,7 @@ def _load_swapped(
     def attach_plan(model: PreTrainedModel) -> None:
         """Before transformers fills in the weights: the schemes then get the dtype and device of the rest."""
         plan = Plan.from_config(planned)
+        restore(model, plan.family)
         check_fits(plan, model)
         attach(model, plan, save_pretrained)
         if weights is not None:

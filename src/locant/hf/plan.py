@@ -56,6 +56,7 @@ class Plan:
     before: dict[str, Any] = field(default_factory=dict)
     native_is_lost: bool = False  # opened from a folder, which holds only the new positions
     unlearned: bool = False  # a trained model was swapped to it without a fit (word_order.py)
+    family: dict[str, Any] | None = None  # the record of a family that was found by running (family_record.py)
 
     def schemes(self) -> list[Scheme]:
         """Returns every scheme of the model, each once."""
@@ -87,6 +88,7 @@ class Plan:
             "impl": self.impl,
             "keep_native": self.keep_native,
             "unlearned": self.unlearned,
+            **({} if self.family is None else {"family": self.family}),
             "stacks": [
                 {
                     "path": stack.path,
@@ -121,7 +123,10 @@ class Plan:
             native_count = bool(stack.get("native_count", False))  # older folders have no such entry
             stacks.append(StackPlan(stack["path"], attentions, schemes, embed, stack["width"], native_count))
         unlearned = bool(data.get("unlearned", False))
-        return Plan(stacks, data["impl"], data["keep_native"], native_is_lost=True, unlearned=unlearned)
+        return Plan(
+            stacks, data["impl"], data["keep_native"], native_is_lost=True, unlearned=unlearned,
+            family=data.get("family"),
+        )  # fmt: skip
 
 
 def plan_of(model: nn.Module) -> Plan | None:

@@ -13,16 +13,18 @@ from transformers import PreTrainedModel
 
 from locant.attention import BACKENDS
 from locant.hf.checkpoint import CONFIG, Weights
-from locant.hf.families import family_of
+from locant.hf.finding import family_of
 from locant.hf.plan import Attention, Plan, StackPlan
 from locant.runs.untrusted import shortened
 
-PLAN: dict[str, Any] = {"format": int, "impl": str, "keep_native": bool, "unlearned": bool, "stacks": list}
+PLAN: dict[str, Any] = {
+    "format": int, "impl": str, "keep_native": bool, "unlearned": bool, "family": dict, "stacks": list,
+}  # fmt: skip
 STACK: dict[str, Any] = {"path": str, "width": int, "embed": str | None, "native_count": bool, "layers": list}
 LAYER: dict[str, Any] = {"module": str, "n_heads": int, "head_dim": int, "scheme": str, "same_as": str}
 """The entries of a plan, of a stack and of a layer, and their types."""
-LATER = {"unlearned", "native_count"}
-"""Entries that older folders do not have."""
+LATER = {"unlearned", "native_count", "family"}
+"""Entries that older folders, or those of listed families, do not have."""
 HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
 HEAD_DIMS = ("head_dim", "attention_head_size", "key_value_proj_dim")
 """Attributes of attention modules: the size of a head."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from locant.hf.families import family_of
+from locant.hf.finding import family_of
 from locant.hf.mechanisms import Read
 from locant.hf.plan import current_schemes, plan_of
 from locant.hf.probing import find_attentions

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from locant.hf import interface
-from locant.hf.families import family_of
-from locant.hf.family import Family
+from locant.hf.families import seam_of
+from locant.hf.family import Seam
 from locant.hf.plan import plan_of
 
 
@@ -19,12 +19,12 @@ def configs(model: PreTrainedModel) -> list[Any]:
     return list({id(config): config for config in (model.config, model.base_model.config)}.values())
 
 
-def use_attention(model: PreTrainedModel, family: Family, implementation: str) -> None:
+def use_attention(model: PreTrainedModel, seam: Seam | None, implementation: str) -> None:
     """Switches a model to an attention implementation by name: ours (`interface.NAME`) or one of transformers."""
-    if family.seam is None:
+    if seam is None:
         model.set_attn_implementation(implementation)
         return
-    (family.seam.open if interface.is_ours(implementation) else family.seam.close)(model.base_model)
+    (seam.open if interface.is_ours(implementation) else seam.close)(model.base_model)
     for config in configs(model):  # transformers would refuse: it does not know that this family has a seam
         config._attn_implementation_internal = implementation
 
@@ -39,10 +39,10 @@ def through_seam(model: PreTrainedModel) -> Iterator[None]:
     if interface.is_ours(base.config._attn_implementation):
         yield
         return
-    family = family_of(model)
+    seam = seam_of(model)
     before = [(config, config._attn_implementation) for config in _every_config(model)]
     try:
-        use_attention(model, family, interface.NAME)
+        use_attention(model, seam, interface.NAME)
         for config, implementation in before:  # parts of a model may have different implementations
             if config._attn_implementation == interface.NAME:
                 config._attn_implementation_internal = interface.observed(implementation or "eager")
@@ -50,17 +50,17 @@ def through_seam(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for config, implementation in before:
             config._attn_implementation_internal = implementation
-        _leave(model, family)
+        _leave(model, seam)
 
 
-def _leave(model: PreTrainedModel, family: Family) -> None:
+def _leave(model: PreTrainedModel, seam: Seam | None) -> None:
     """Ends a block in which the model may have been swapped: a swap gives a model copies of its configs."""
     plan = plan_of(model)
     if plan is not None:
         plan.before["implementation"] = interface.original(plan.before["implementation"])
         return
-    if family.seam is not None:
-        family.seam.close(model.base_model)
+    if seam is not None:
+        seam.close(model.base_model)
     for config in _every_config(model):
         config._attn_implementation_internal = interface.original(config._attn_implementation)
 

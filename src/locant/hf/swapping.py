@@ -6,22 +6,19 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from locant.attention import BACKENDS
 from locant.hf.attaching import attach, detach, own_config
-from locant.hf.call import AttentionCall
-from locant.hf.families import family_of
 from locant.hf.family import Family
-from locant.hf.listening import observing
-from locant.hf.mechanisms import Embedded, EmbeddedPatches
+from locant.hf.family_record import to_json
+from locant.hf.finding import family_of
 from locant.hf.modes import evaluating
 from locant.hf.plan import Attention, Plan, StackPlan, plan_of
-from locant.hf.probing import find_attentions, run_probe
+from locant.hf.probing import find_attentions
+from locant.hf.proving import prove
 from locant.hf.readout import Native
 from locant.hf.saving import save_pretrained
 from locant.hf.word_order import WordOrderWarning, advice, is_native, loses_word_order
@@ -42,7 +39,8 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
 
     Schemes become submodules of the attention modules, as `….locant`. Native positions are removed exactly: the rest
     computes what the model would compute without positions. A probe runs the model on a few tokens and checks that
-    every layer uses its scheme and that position changes the output. If not, it raises and the model is unchanged.
+    every layer uses its scheme, that position changes the output, and that the model's own positions are gone. If one
+    of them is not so, it raises and the model is unchanged.
 
     A swap does not train the scheme. A model that was trained with other positions then no longer knows word order, and
     `swap` issues a `locant.hf.WordOrderWarning`. `locant.fit` and `locant.adapt` keep word order.
@@ -83,10 +81,10 @@ def exchange(
     lost = old is not None and old.native_is_lost
     try:
         plan = Plan(_resolve(model, family, found, spec, keep_native), impl, keep_native, native_is_lost=lost,
-                    unlearned=unlearned)  # fmt: skip
+                    unlearned=unlearned, family=to_json(model))  # fmt: skip
         try:
             attach(model, plan, save_pretrained)
-            _prove(model, plan)
+            prove(model, plan)
         except Exception:
             detach(model)
             raise
@@ -232,54 +230,3 @@ def _fit(layers: list[Scheme], embed: Scheme | None, attentions: list[Attention]
                 raise ValueError(f"{scheme} was built for {dim}={built}, {attention.name} has {size}")
     if embed is not None and getattr(embed, "d_model", width) != width:
         raise ValueError(f"{embed} was built for d_model={embed.d_model}, the token embeddings have {width}")
-
-
-@torch.no_grad()
-def _prove(model: PreTrainedModel, plan: Plan) -> None:
-    """Checks that every layer uses its scheme and that position changes the output."""
-    base = model.base_model
-    schemes = plan.schemes()
-    before = {parameter: parameter.detach().clone() for scheme in schemes for parameter in scheme.parameters()}
-    generator = torch.Generator().manual_seed(0)
-    used: list[nn.Module] = []
-    tables = [
-        module
-        for module in base.modules()
-        if isinstance(module, (Embedded, EmbeddedPatches)) and module.scheme is not None
-    ]
-    counts = [0] * len(tables)
-
-    def record(call: AttentionCall) -> None:
-        if call.positions is not None:
-            used.append(call.module)
-
-    def count(index: int) -> None:
-        counts[index] += 1
-
-    hooks = [table.register_forward_hook(lambda *_, index=index: count(index)) for index, table in enumerate(tables)]
-    try:
-        # Many schemes have no effect at their initial values, so the probe perturbs them.
-        for parameter in before:
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(0.5 * noise.to(parameter.device, parameter.dtype))
-        with observing(before=record):
-            plain = run_probe(base)
-        with observing(before=lambda call: replace(call, position_factor=-3)):
-            moved = run_probe(base)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for parameter, value in before.items():
-            parameter.copy_(value)
-    kind = model.config.model_type
-    for stack in plan.stacks:
-        for attention in stack.attentions:
-            if base.get_submodule(attention.name) not in used:
-                raise RuntimeError(f"{kind}: {attention.name} received no positions; the model is unchanged")
-    if not all(counts):
-        raise RuntimeError(
-            f"{kind}: the model ignores the module that replaced its position table; the model is unchanged"
-        )
-    acting = any(not scheme.silent for stack in plan.stacks for scheme in stack.schemes)
-    if acting and torch.allclose(plain, moved, rtol=0, atol=1e-6 * float(plain.abs().max())):
-        raise RuntimeError(f"{kind}: with {schemes[0]} the output does not depend on position; the model is unchanged")

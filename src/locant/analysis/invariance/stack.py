@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from locant.analysis.invariance.schemes import LENGTH
-from locant.hf.families import family_of
+from locant.hf.finding import family_of
 from locant.hf.mechanisms import Patches, Table
 from locant.hf.plan import Attention, plan_of
 from locant.hf.probing import find_attentions

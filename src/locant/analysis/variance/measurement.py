@@ -16,7 +16,7 @@ from locant.analysis.variance.table import MEASURED, VarianceRow, Variances
 from locant.analysis.variance.theory import FeedForward, Sigmas
 from locant.hf.call import AttentionCall
 from locant.hf.facts import has_decoder
-from locant.hf.families import family_of
+from locant.hf.finding import family_of
 from locant.hf.modes import evaluating
 from locant.hf.plan import plan_of
 

@@ -6,17 +6,30 @@ positions by a module that adds nothing, or by the embedding of a scheme; and `r
 """
 
 from locant.hf.mechanisms.base import Mechanism, Read, Replaced
-from locant.hf.mechanisms.bias import Bias, TableAndBias
+from locant.hf.mechanisms.bias import Bias, Biases, TableAndBias
+from locant.hf.mechanisms.nothing import Nothing
 from locant.hf.mechanisms.patches import EmbeddedPatches, Patches
 from locant.hf.mechanisms.rotary import Rotary
-from locant.hf.mechanisms.table import CountingTable, Embedded, Table, TableAfterPadding, TableAfterTwo
+from locant.hf.mechanisms.table import (
+    Carried,
+    CarriedTable,
+    Embedded,
+    IndexedTable,
+    Table,
+    TableAfterPadding,
+    TableAfterTwo,
+)
 
 __all__ = [
     "Bias",
-    "CountingTable",
+    "Biases",
+    "Carried",
+    "CarriedTable",
     "Embedded",
     "EmbeddedPatches",
+    "IndexedTable",
     "Mechanism",
+    "Nothing",
     "Patches",
     "Read",
     "Replaced",

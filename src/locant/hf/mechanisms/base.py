@@ -80,3 +80,9 @@ def add_embedding(stack: nn.Module, embed: Scheme | None) -> list[Replaced]:
         return []
     stack.add_module(EMBED, embed)
     return [Replaced(stack, EMBED, None)]
+
+
+def embedding_width(stack: nn.Module) -> int:
+    """Returns the size of the token embeddings of a stack."""
+    weight = getattr(stack.get_input_embeddings(), "weight", None)  # type: ignore[operator]
+    return int(stack.config.hidden_size if weight is None else weight.shape[1])  # type: ignore[union-attr, arg-type]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.hf.mechanisms.base import Read, Replaced, add_embedding, find
+from locant.hf.mechanisms.base import Read, Replaced, add_embedding, embedding_width, find
 from locant.hf.mechanisms.table import TableAfterPadding, learned
 from locant.hf.methods import replace_method
 from locant.schemes import T5, Scheme
@@ -44,7 +44,7 @@ class Bias:
         return Read(self.kind, None, [scheme] * len(attentions))
 
     def width(self, stack: nn.Module) -> int:
-        return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
+        return embedding_width(stack)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,31 @@ class TableAndBias(TableAfterPadding):
             )
         scheme = _t5(weight, max_distance=128, bidirectional=True)
         return Read(self.kind, learned(self.table(stack)[self.first(stack) :]), [scheme] * len(attentions))
+
+
+@dataclass(frozen=True)
+class Biases:
+    """UMT5: a table of biases in every layer."""
+
+    paths: tuple[str, ...]
+    kind: str = "bias"
+
+    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
+        return [*(_unbias(stack, path) for path in self.paths), *add_embedding(stack, embed)]
+
+    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+        found = {}
+        for path in self.paths:
+            parent: Any = find(stack, path)[0]
+            weight, distance = getattr(parent, path.rpartition(".")[2]).weight, parent.relative_attention_max_distance
+            found[parent] = _t5(weight, max_distance=distance, bidirectional=not parent.is_decoder)
+        missing = [type(module).__name__ for module in attentions if module not in found]
+        if missing:
+            raise NotImplementedError(f"{type(stack).__name__} has no table of biases for {missing[0]}")
+        return Read(self.kind, None, [found[module] for module in attentions])
+
+    def width(self, stack: nn.Module) -> int:
+        return embedding_width(stack)
 
 
 def _no_bias(self: nn.Module, *args: Any, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.hf.mechanisms.base import Read, Replaced, add_embedding, find
+from locant.hf.mechanisms.base import Read, Replaced, add_embedding, embedding_width, find
 from locant.schemes import Rope, Scheme
 
 
@@ -48,7 +48,7 @@ class Rotary:
         return Read(self.kind, None, [_rope(stack, rotary, attention, self.layout) for attention in attentions])
 
     def width(self, stack: nn.Module) -> int:
-        return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
+        return embedding_width(stack)
 
 
 def _speeds(rotary: nn.Module, layer_type: str | None = None) -> tuple[Tensor, float]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from locant.hf.carrying import carried
 from locant.hf.mechanisms.base import Read, Replaced, find
 from locant.schemes import Learned, Scheme
 
@@ -83,17 +84,102 @@ class TableAfterTwo(Table):
         return 2
 
 
+class Carried(nn.Module):
+    """Replaces a table that counts tokens itself: the positions come from the stack (`carrying`)."""
+
+    def __init__(self, scheme: Scheme | None, native: nn.Module | None, outputs: int = 1, width: int = 0) -> None:
+        super().__init__()
+        self.scheme, self.native, self.outputs = scheme, native, outputs
+        # Some models (CLIP) ask the table how long inputs may be. No memory; not a parameter, and not saved.
+        self.__dict__["weight"] = torch.zeros(()).expand(2**20, width)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        first: Any = torch.zeros(())  # adding a zero without dimensions changes neither shape nor dtype
+        others: tuple[Any, ...] = (None,) * (self.outputs - 1)
+        if self.native is not None:
+            first = self.native(*args, **kwargs)
+            if isinstance(first, tuple):
+                first, *rest = first
+                others = tuple(rest)
+        embedded = self.embedded()
+        if embedded is not None:
+            first = first.to(embedded.device) + embedded
+        return (first, *others) if self.outputs > 1 else first
+
+    def embedded(self) -> Tensor | None:
+        """Returns the embedding of a scheme at the positions of the pass that runs, [B or 1, L, width]."""
+        if self.scheme is None:
+            return None
+        current = carried(self)
+        if current is None or current.places is None:
+            raise RuntimeError("a position table was called outside the swapped model that it belongs to")
+        found = self.scheme.embed(current.places.clamp(min=0))
+        return None if found is None else found * (current.places >= 0).unsqueeze(-1)  # padding has no position
+
+
+class Indexed(Carried):
+    """The same for a tensor that the model indexes: table[ids, :]."""
+
+    def __init__(self, scheme: Scheme | None, native: Tensor | None) -> None:
+        super().__init__(scheme, None)
+        self.table = native
+
+    def __getitem__(self, index: Any) -> Any:
+        return self(index)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        embedded = self.embedded()
+        total: Any = torch.zeros(()) if self.table is None else self.table[args[0]]
+        return total if embedded is None else total.to(embedded.device) + embedded
+
+
 @dataclass(frozen=True)
-class CountingTable(TableAfterTwo):
-    """BART: a table like OPT's that numbers tokens itself, so it can be read and kept, but not replaced."""
+class CarriedTable(Table):
+    """A table that counts tokens itself, or whose indices are not known (BART, Marian, M2M-100, …).
+
+    row          the row of the first token.
+    attribute    where the module has its table.
+    outputs      how many values the module returns; the first one is the embedding.
+    """
+
+    row: int = 0
+    attribute: str = "weight"
+    outputs: int = 1
+
+    def first(self, stack: nn.Module) -> int:
+        return self.row
+
+    def table(self, stack: nn.Module) -> Tensor:
+        found: Tensor = getattr(stack.get_submodule(self.path), self.attribute)
+        return found
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
         if keep and embed is None:
             return []
-        raise NotImplementedError(
-            f"{type(stack).__name__} counts positions inside its table, which can be read and kept but not replaced; "
-            f"add a scheme that acts in attention to it: swap(model, spec, keep_native=True)"
-        )
+        parent, name = find(stack, self.path)
+        original = getattr(parent, name)
+        setattr(parent, name, Carried(embed, original if keep else None, self.outputs, self.width(stack)))
+        return [Replaced(parent, name, original)]
+
+
+@dataclass(frozen=True)
+class IndexedTable(Table):
+    """CTRL: a buffer [length, width] that the model indexes by position, without a module."""
+
+    def table(self, stack: nn.Module) -> Tensor:
+        parent, name = find(stack, self.path)
+        found: Tensor = getattr(parent, name)
+        return found
+
+    def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
+        if keep and embed is None:
+            return []
+        parent, name = find(stack, self.path)
+        original = self.table(stack)
+        persistent = name not in parent._non_persistent_buffers_set
+        delattr(parent, name)
+        setattr(parent, name, Indexed(embed, original if keep else None))
+        return [Replaced(parent, name, nn.Buffer(original, persistent=persistent))]
 
 
 def learned(table: Tensor) -> Learned:
