@@ -14,9 +14,19 @@ HEAD = {"head_dim": 8}
 VISION = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 32, "num_attention_heads": 4}
 BLT = {"num_key_value_heads": 4, "num_hidden_layers": 1}
 
+CODEC = {
+    "hidden_size": 32,
+    "num_filters": 2,
+    "codebook_dim": 8,
+    "codebook_size": 8,
+    "vector_quantization_hidden_dimension": 8,
+    "upsample_groups": 32,
+}
+
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {**HYBRID, "head_dim": 8},
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "bert_generation": {"is_decoder": True},
     "bros": {"dim_bbox_sinusoid_emb_1d": 4, "dim_bbox_sinusoid_emb_2d": 32, "dim_bbox_projection": 8},
     "blt": {
         "encoder_config": BLT,
@@ -39,11 +49,13 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
         },
     },
     "cosmos3_edge": MROPE,
+    "csm": {"codec_config": CODEC, "num_codebooks": 3, "depth_decoder_config": {"num_codebooks": 3}},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_routed_experts": 4},
     "deepseek_v4": {"num_hidden_layers": 2, "o_groups": 2, "o_lora_rank": 8},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
-    "esm": {"vocab_size": 60},
+    "embedding_gemma2": {"global_head_dim": 16},
+    "esm": {"vocab_size": 60, "position_embedding_type": "rotary"},
     "esmc": {"num_key_value_heads": 4},
     "esmfold": {
         "vocab_size": 33,
@@ -70,11 +82,13 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
+    "gemma4": {"global_head_dim": 16},
+    "gemma4_unified": {"global_head_dim": 16},
     "glm4v": MROPE,
     "glm4v_moe": {"head_dim": 16, **MROPE},
     "glm5_next": {"num_key_value_heads": 4, "layer_types": ["linear_attention", "indexed_attention"]},
-    "glm_image": {"head_dim": 16, **MROPE},
-    "glm_ocr": {"head_dim": 16, **MROPE},
+    "glm_image": MROPE,
+    "glm_ocr": MROPE,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     "granitemoehybrid": {**MAMBA, "layer_types": ["mamba", "attention"]},
     "higgs_audio_v2": {"num_codebooks": 2, "codebook_size": 30, "audio_token_id": 59, "audio_delay_token_id": 58},
@@ -89,16 +103,10 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
         "num_codebooks": 2,
         "audio_bos_token_id": 60,
         "audio_pad_token_id": 61,
-        "codec_config": {
-            "hidden_size": 32,
-            "num_filters": 2,
-            "codebook_dim": 8,
-            "codebook_size": 8,
-            "vector_quantization_hidden_dimension": 8,
-            "upsample_groups": 32,
-        },
+        "codec_config": CODEC,
     },
     "led": {"attention_window": 8, "max_position_embeddings": ...},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "lilt": {"hidden_size": 48, "num_attention_heads": 4},
     "longcat_flash": {"head_dim": 4, "qk_head_dim": 12},

@@ -14,6 +14,8 @@ from census.sizes import tiny
 
 SPREAD = 0.3
 """Standard deviation of matrices: with transformers' own, positions change an output by less than rounding does."""
+SPREADS = {"mobilebert": 0.1}
+"""Architectures whose layers do not normalize, so that their outputs grow with the spread."""
 KEPT = ("A_log", "dt_", "D", "conv1d", "inv_freq", "hash", "norm")
 """Parts of the names of tensors that keep transformers' initial values: state spaces diverge with others."""
 
@@ -35,6 +37,8 @@ EXTRA: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
 """What an architecture needs beside tokens and mask."""
 PLANES = {"kyutai_speech_to_text": 3}
 """Architectures with several tokens at each place: [batch, length, planes]."""
+CHANNELS = 9
+"""Channels of dia."""
 CODEBOOKS = {"musicgen": 4, "musicgen_melody": 4}
 """Architectures with several tokens at each place: [batch · codebooks, length]."""
 
@@ -50,6 +54,8 @@ def inputs(architecture: Architecture, ids: Tensor, mask: Tensor | None = None, 
     given: dict[str, Any] = {"input_ids": ids.repeat_interleave(CODEBOOKS.get(name, 1), 0)}
     if mask is not None:
         given["attention_mask"] = mask
+    if name == "dia":  # a decoder of sound: several channels at each place
+        more["decoder_input_ids"] = more["decoder_input_ids"][..., None].expand(-1, -1, CHANNELS)
     if name in EXTRA:
         given.update(EXTRA[name](ids))
     return {**given, **more}
@@ -60,15 +66,16 @@ def build(architecture: Architecture, seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     model_class = architecture.load()
     model = model_class(tiny(architecture.name, config_class(model_class))).eval().float()
+    spread = SPREADS.get(architecture.name, SPREAD)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             kept = any(part.startswith(KEPT) for part in name.split("."))
             if kept or not parameter.requires_grad or not parameter.is_floating_point():
                 continue
             if parameter.ndim > 1:
-                parameter.normal_(std=SPREAD)
+                parameter.normal_(std=spread)
             elif name.endswith("bias"):
-                parameter.normal_(std=SPREAD / 3)
+                parameter.normal_(std=spread / 3)
         for name, module in model.named_modules():
             if isinstance(module, nn.Embedding) and module.padding_idx is not None and "position" in name:
                 module.weight[module.padding_idx] = 0.0  # padding has no position

@@ -29,7 +29,7 @@ ADDED: dict[str, tuple[str, str]] = {
     "chameleon": (DECODER, "ChameleonForConditionalGeneration"),
     "clip": (ENCODER, "CLIPTextModel"),
     "clvp": (DECODER, "ClvpForCausalLM"),
-    "csm": (DECODER, "CsmDepthDecoderForCausalLM"),
+    "csm": (DECODER, "CsmForConditionalGeneration"),
     "cosmos3_edge": (DECODER, "Cosmos3EdgeTextModel"),
     "data2vec_text": (ENCODER, "Data2VecTextForMaskedLM"),
     "dia": (BOTH, "DiaForConditionalGeneration"),

@@ -6,6 +6,7 @@ else stays as transformers has it, so that a tiny model computes what a large on
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from census.corrections import CORRECTIONS
@@ -106,7 +107,8 @@ def tiny(name: str, config_class: Any) -> Any:
     if "qk_rope_head_dim" in sizes:  # latent attention: a key for every head, and the config sets head_dim itself
         sizes.pop("head_dim", None)
         sizes["num_key_value_heads"] = HEADS
-    for key, value in CORRECTIONS.get(name, {}).items():
+    # A copy: configs write into what they are given.
+    for key, value in copy.deepcopy(CORRECTIONS.get(name, {})).items():
         if isinstance(value, dict) and isinstance(sizes.get(key), dict):
             sizes[key] = {**sizes[key], **value}
         else:
