@@ -21,7 +21,7 @@ from census.subject import Subject
 
 SECONDS = 60.0
 """Time limit of one architecture."""
-SECONDS_EACH = 1.2
+SECONDS_EACH = 1.5
 """An architecture on one core of 2024; only for the estimate at the start."""
 FIRST = next(iter(CHECKS))
 RIGHT, PARTLY, NOT_SWAPPED, ACCIDENT = "right", "partly", REFUSED, ERROR

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 import locant
 from census.generating import generation_error
 from census.models import output
-from census.oracle import by_hand
+from census.oracle import all_keys, by_hand
 from census.outcome import LIKE_ORIGINAL, NOT_RUN, OK, REFUSED, Outcome, not_run, of_exception, wrong
 from census.sizes import TOKENS
 from census.subject import LEFT, RIGHT, TOLERANCE, Subject, difference
@@ -127,7 +127,7 @@ def check_oracle(subject: Subject) -> Outcome:
     expected = by_hand(subject)
     if expected is None:
         return not_run("no model by hand to compare with")
-    error = difference(subject.run(swapped(subject)), expected)
+    error = difference(subject.run(all_keys(swapped(subject))), expected)
     return Outcome(OK) if error <= TOLERANCE else wrong(f"ALiBi by hand differs by {error:.1e}")
 
 

@@ -44,8 +44,12 @@ CODEBOOKS = {"musicgen": 4, "musicgen_melody": 4}
 
 
 def inputs(architecture: Architecture, ids: Tensor, mask: Tensor | None = None, **more: Any) -> dict[str, Any]:
-    """Returns the arguments of a call: tokens [B, L] and perhaps a mask, and for a decoder beside an encoder
-    `decoder_ids`."""
+    """Returns the arguments of a call.
+
+    ids    tokens [B, L].
+    mask   attention mask, if any.
+    more   further arguments, such as `decoder_input_ids`.
+    """
     name = architecture.name
     if name in PLANES:
         ids = ids[..., None].expand(-1, -1, PLANES[name]) % 8

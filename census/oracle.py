@@ -20,6 +20,8 @@ from census.subject import LENGTH, TOLERANCE, Subject, difference
 
 TABLES = ("position", "wpe", "embed_pos", "relative_attention_bias")
 """Parts of the names of tables of positions."""
+CHOSEN = ("index_topk", "topk_blocks")
+"""How many keys, or blocks of keys, sparse attention chooses."""
 
 
 def alibi(heads: int) -> Tensor:
@@ -36,6 +38,15 @@ def _masks(bias: Tensor, *, causal: bool) -> list[Any]:
     full = (bias.masked_fill(r > 0, never) if causal else bias).expand(2, -1, -1, -1)
     near = full.masked_fill(r <= -WINDOW if causal else r.abs() > WINDOW, never)
     return [full, near, {"full_attention": full, "sliding_attention": near}]
+
+
+def all_keys(model: PreTrainedModel) -> PreTrainedModel:
+    """Lets sparse attention choose all keys. Its choice adds up the mask, so a bias there would change it."""
+    for module in model.modules():
+        for name in CHOSEN:
+            if isinstance(getattr(module, name, None), int):
+                setattr(module, name, LENGTH)
+    return model
 
 
 @torch.no_grad()
@@ -55,11 +66,12 @@ def by_hand(subject: Subject) -> Tensor | None:
     zeros: dict[str, Any] = {}
     if subject.takes("position_ids"):
         zeros["position_ids"] = torch.zeros(2, LENGTH, dtype=torch.long)
-    plain, bare = subject.run(subject.original), _without_positions(subject.fresh())
+    original, bare = all_keys(subject.fresh()), all_keys(_without_positions(subject.fresh()))
+    plain = subject.run(original)
     masks = _masks(torch.zeros(heads, LENGTH, LENGTH), causal=causal)
     for mask, with_bias in zip(masks, _masks(alibi(heads), causal=causal), strict=True):
         try:
-            same = output(subject.original, subject.given(subject.ids, mask))
+            same = output(original, subject.given(subject.ids, mask))
             none = output(bare, subject.given(subject.ids, mask, **zeros))
             if difference(same, plain) < TOLERANCE < difference(none, plain):
                 return output(bare, subject.given(subject.ids, with_bias, **zeros))

@@ -57,7 +57,7 @@ CHECKED = """
 Outputs are the same if they differ by at most 2 · 10⁻⁵ of the largest. A refusal is an error in locant's own words,
 after which the model is bit for bit what it was. Every other exception counts as an accident. Where a swapped model
 fails a check, the original takes it too; if it fails as well, the check passes with a note. Sliding windows are
-shorter than the inputs, so the checks see them.
+shorter than the inputs, and sparse attention chooses fewer keys than there are, so the checks see both.
 """
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from census.corrections import CORRECTIONS
 
 VOCABULARY, WIDTH, HEADS, HEAD, WINDOW, LONGEST = 60, 32, 4, 8, 8, 64
-"""Tokens, width of a layer, heads, width of a head, tokens in a sliding window, largest number of positions."""
+"""Tokens, width of a layer, heads, width of a head, tokens in a sliding window or chosen by sparse attention, largest
+number of positions."""
 
 TOKENS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 
@@ -61,7 +62,7 @@ _NAMES = [
         "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size shared_intermediate_size "
         "moe_shared_expert_intermediate_size",
     ),
-    (WINDOW, "sliding_window attention_window_size window_size sliding_window_size attention_chunk_size"),
+    (WINDOW, "index_topk sliding_window attention_window_size window_size sliding_window_size attention_chunk_size"),
     (
         LONGEST,
         "max_position_embeddings n_positions n_ctx max_seq_len model_max_length max_encoder_position_embeddings "
