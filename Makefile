@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 C_FILES := src/locant/attention/fused.c tests/attention/fused_fuzz.c
 
-.PHONY: demo test lint types format clean fuzz hostile mutants mutants-all kill sanitize
+.PHONY: demo test lint types format clean fuzz hostile mutants mutants-all kill sanitize census census-check
 
 demo: $(VENV)/ready
 	$(BIN)/locant compare clm --schemes learned,nope,tisa,alibi,rope --seeds 2 --budget 40s -o demo/compare
@@ -40,6 +40,13 @@ kill: $(VENV)/ready
 
 sanitize: $(VENV)/ready
 	$(BIN)/python -m reliability.sanitize
+
+# Every text architecture of transformers, built tiny, swapped and checked; docs/census.md has the results.
+census: $(VENV)/ready
+	$(BIN)/python -m census
+
+census-check: $(VENV)/ready
+	$(BIN)/python -m census --check
 
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
