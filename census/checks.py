@@ -89,11 +89,11 @@ def check_swap(subject: Subject) -> Outcome:
 
 
 def _unless_original(error: float, of_original: Callable[[], float], what: str) -> Outcome:
-    """OK if the error is small, or if the original has it too."""
+    """OK if the error is small, or if the original has one of its size too: that of rounding in Zamba 2, say."""
     if error <= TOLERANCE:
         return Outcome(OK)
     theirs = _or_class(of_original)
-    if isinstance(theirs, type) or theirs > TOLERANCE:
+    if isinstance(theirs, type) or 10 * theirs > error:
         return Outcome(OK, LIKE_ORIGINAL)
     return wrong(f"{what} changes outputs by {error:.1e}")
 

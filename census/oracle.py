@@ -54,6 +54,9 @@ def _without_positions(model: PreTrainedModel) -> PreTrainedModel:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and any(part in name for part in TABLES):
             module.weight.zero_()
+    for name, buffer in model.named_buffers():
+        if name.endswith("pos_encoding"):  # CTRL's table
+            buffer.zero_()
     return model
 
 

@@ -97,7 +97,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-WITH_DECODER = ["t5", "bart"]
+FOUND: dict[str, dict[str, Any]] = {  # families that are not listed: what they do is found by running
+    "m2m_100": {**CONFIGS["bart"], "decoder_layers": 2},
+    "marian": {**CONFIGS["bart"], "decoder_layers": 2, "decoder_start_token_id": 1},
+    "nllb-moe": {**CONFIGS["bart"], "decoder_layers": 2, "num_experts": 4, "encoder_sparse_step": 2,
+                 "decoder_sparse_step": 2},
+    "umt5": CONFIGS["t5"],
+    "biogpt": {**SMALL, **TOKENS},
+    "splinter": {**SMALL, **TOKENS},
+    "ctrl": {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 64, "n_positions": 40},
+    "stablelm": GROUPED,
+    "jamba": {**GROUPED, **TOKENS, "num_hidden_layers": 3, "attn_layer_period": 3, "attn_layer_offset": 1,
+              "expert_layer_period": 2, "num_experts": 2, "use_mamba_kernels": False, "mamba_d_state": 4,
+              "mamba_dt_rank": 4},
+}  # fmt: skip
+WITH_DECODER = ["t5", "bart", "m2m_100", "marian", "nllb-moe", "umt5"]
 DECODERS = ["gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma", "phi"]
 BERT_LIKE = ["bert", "roberta", "xlm-roberta", "camembert", "albert", "electra", "distilbert", "mpnet"]
 
@@ -105,11 +119,11 @@ BERT_LIKE = ["bert", "roberta", "xlm-roberta", "camembert", "albert", "electra",
 def make(kind: str, auto: Any = AutoModel, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A model in eval mode whose positions matter: transformers' own initialisation is too small to see them."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **{**CONFIGS[kind], **changes})
+    config = AutoConfig.for_model(kind, **{**{**CONFIGS, **FOUND}[kind], **changes})
     model = auto.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim > 1:
+            if parameter.ndim > 1 and not name.endswith(("A_log", "conv1d.weight")):  # of a state space
                 parameter.normal_(std=0.3)
             if "embed_positions" in name or (
                 "position_embeddings" in name and kind in ("roberta", "xlm-roberta", "camembert", "mpnet")

@@ -45,20 +45,28 @@ def attach(model: PreTrainedModel, plan: Plan, save: Save) -> None:
                 module.add_module(interface.NAME, scheme)
                 owners[id(scheme)] = module
             module.__dict__["locant_impl"] = plan.impl
-            module.__dict__[interface.CAUSAL] = bool(getattr(module, "is_causal", family.causal))
+            module.__dict__[interface.CAUSAL] = family.causal.get(
+                stack_plan.path, bool(getattr(module, "is_causal", True))
+            )
         follow(
             stack, count=family.count, shift=family.shift(stack), native_count=stack_plan.native_count,
             attention_by_index=family.attention_by_index,
         )  # fmt: skip
     if hasattr(config, "max_position_embeddings"):
         plan.before["max_position_embeddings"] = config.max_position_embeddings
+    set_length(model, plan)
     for config in configs(model):
-        if hasattr(config, "max_position_embeddings") and (not plan.keep_native or plan.replaced):
-            config.max_position_embeddings = plan.max_length() or ANY_LENGTH
         config.locant = plan.to_config()
     for module in {model, base}:
         replace_method(module, "save_pretrained", save)
     base.register_state_dict_pre_hook(_not_as_a_part)
+
+
+def set_length(model: PreTrainedModel, plan: Plan) -> None:
+    """Writes the number of positions that a swapped model has into its configs."""
+    for config in configs(model):
+        if hasattr(config, "max_position_embeddings") and (not plan.keep_native or plan.replaced):
+            config.max_position_embeddings = plan.max_length() or ANY_LENGTH
 
 
 def detach(model: PreTrainedModel) -> Plan:
@@ -112,8 +120,8 @@ def _not_as_a_part(base: nn.Module, prefix: str, keep_vars: bool) -> None:
         frame = frame.f_back
 
 
-def _move(original: nn.Module | nn.Parameter, here: Tensor) -> None:
-    if isinstance(original, nn.Parameter):
+def _move(original: nn.Module | Tensor, here: Tensor) -> None:
+    if isinstance(original, Tensor):
         original.data = original.data.to(here.device, here.dtype)
     elif list(original.parameters()):
         original.to(here.device, here.dtype)

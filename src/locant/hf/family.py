@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -63,8 +63,9 @@ class Family:
     count: Count = by_index
     shift: Callable[[nn.Module], int] = from_zero
     """The number that the caller's position_ids start at."""
-    causal: bool = True
-    """Of attention modules that have no attribute is_causal."""
+    causal: Mapping[str, bool] = field(default_factory=dict)
+    """Whether the attention of a stack is causal, where it was found by running. Not every attention module says so,
+    and some say the opposite, because the model gives them a mask."""
     attention_by_index: bool = False
     """MPNet: its own positions in attention count padding tokens, its table does not."""
     seam: Seam | None = None

@@ -32,7 +32,7 @@ def to_json(model: PreTrainedModel) -> dict[str, Any] | None:
         "settings": dataclasses.asdict(family.mechanism),  # type: ignore[call-overload]
         "count": next(name for name, rule in COUNTS.items() if rule is family.count),
         "starts_at": family.shift(base),
-        "causal": family.causal,
+        "causal": dict(family.causal),
     }
 
 
@@ -52,7 +52,8 @@ def from_json(data: Any) -> Family:
         and isinstance(data["count"], str)
         and data["count"] in COUNTS
         and type(starts_at) is int
-        and isinstance(data["causal"], bool)
+        and isinstance(data["causal"], dict)
+        and all(isinstance(path, str) and isinstance(value, bool) for path, value in data["causal"].items())
     )
     if not fits:
         raise ValueError(f"the record of the family is damaged: {shortened(data)}")

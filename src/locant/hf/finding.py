@@ -64,8 +64,8 @@ def find_family(model: PreTrainedModel) -> Family:
                 f"{kind} models cannot be swapped: positions enter their stacks of layers in different ways "
                 f"({', '.join(f'{path}: {each}' for path, each in found.items())})"
             )
-        says = all(hasattr(call.module, "is_causal") for call in first.calls)
-        family = Family(mechanism, stacks=partial(these_stacks, paths), causal=says or _is_causal(base, tokens))
+        causal = {path: _is_causal(base, base.get_submodule(path), tokens) for path in paths}
+        family = Family(mechanism, stacks=partial(these_stacks, paths), causal=causal)
         return _with_counting(family, base, paths) if isinstance(mechanism, CarriedTable) else family
 
 
@@ -156,12 +156,29 @@ def _first_row(vectors: Tensor, table: Tensor) -> int | None:
     return next((row for row in same if torch.equal(table[row : row + count].to(vectors), vectors)), None)
 
 
-def _is_causal(base: nn.Module, tokens: Tensor) -> bool:
-    """Whether another last token leaves the states of earlier tokens as they are."""
-    other = tokens.clone()
-    other[:, -1] = tokens[:, 0]
-    before, after = (run(base, probe_inputs(base, each))[:, :-1] for each in (tokens, other))
-    return bool((before - after).abs().max() <= 1e-6 * before.abs().max())
+def _is_causal(base: nn.Module, stack: nn.Module, tokens: Tensor) -> bool:
+    """Whether another last token leaves the states of earlier tokens of a stack as they are."""
+    inputs = probe_inputs(base, tokens)
+    before = _states(base, stack, inputs)
+    for name in ("decoder_input_ids", "input_ids"):
+        given = inputs.get(name)
+        if given is not None and given.shape[1] == before.shape[1]:  # those of this stack; the lengths are unequal
+            other = given.clone()
+            other[:, -1] = given[:, 0]
+            after = _states(base, stack, {**inputs, name: other})
+            return bool((before - after)[:, :-1].abs().max() <= 1e-6 * before.abs().max())
+    raise NotImplementedError(
+        f"{type(stack).__name__} cannot be swapped: it returns {before.shape[1]} states for {tokens.shape[1]} tokens"
+    )
+
+
+def _states(base: nn.Module, stack: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    """The states [B, L, width] that a stack returns."""
+    with watching(base, record=lambda module: module is stack) as watched:
+        run(base, inputs)
+    output = watched.returned[0][3]
+    found: Tensor = next(x for x in (output if isinstance(output, tuple) else output.values()) if isinstance(x, Tensor))
+    return found.float()
 
 
 # ---- counting -------------------------------------------------------------------------------------

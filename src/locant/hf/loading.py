@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from locant.hf import checkpoint, interface, relative_key
-from locant.hf.attaching import attach
+from locant.hf.attaching import attach, set_length
 from locant.hf.building import in_words, open_model
 from locant.hf.checkpoint import Weights
 from locant.hf.family_record import restore
@@ -21,6 +21,7 @@ from locant.hf.model_class import model_class
 from locant.hf.plan import Plan, plan_of
 from locant.hf.plan_check import check_fits, check_plan
 from locant.hf.saving import SIZES, save_pretrained
+from locant.hf.seam import configs
 
 OTHER_FILES = {"variant", "gguf_file", "use_safetensors", "state_dict"}
 """Arguments of from_pretrained with which the weights are not those of model.safetensors."""
@@ -114,9 +115,10 @@ def _load_swapped(
         with torch.device("meta"):  # first, so that an unknown scheme raises before anything is built
             Plan.from_config(planned)
         length = inner.pop("max_position_embeddings_before_locant", None)
-        if length is not None:
-            inner["max_position_embeddings"] = length
-        config = AutoConfig.for_model(inner.pop("family"), **inner)
+        # Transformers writes infinity, which JSON does not have, as an object.
+        config = AutoConfig.for_model(inner.pop("family"), **PreTrainedConfig._decode_special_floats(inner))
+        if length is not None:  # afterwards: some configs have another name for it (GPT-2: n_positions)
+            config.max_position_embeddings = length
     for name in [name for name in kwargs if hasattr(config, name) and name not in ("dtype", "torch_dtype")]:
         setattr(config, name, kwargs.pop(name))  # num_labels and the like belong to the config
     if layers is not None:
@@ -131,12 +133,16 @@ def _load_swapped(
         attach(model, plan, save_pretrained)
         if weights is not None:
             _check_schemes(path, model, weights)
+        for each in configs(model):  # until the weights are there: GPT-BigCode makes a mask of this size squared
+            if "max_position_embeddings" in plan.before:
+                each.max_position_embeddings = plan.before["max_position_embeddings"]
 
     kwargs.pop("attn_implementation", None)
     with _quiet() if layers is not None else nullcontext():
         model, info = open_model(cls, path, weights, prepare=attach_plan, config=config, **kwargs)
     plan = plan_of(model)
     assert plan is not None
+    set_length(model, plan)
     _check_weights(path, model, info, whole=auto is None, cut=layers is not None)
     plan.native_is_lost = any(replaced.original is not None for replaced in plan.replaced)
     return model

@@ -95,9 +95,8 @@ def check_fits(plan: Plan, model: PreTrainedModel) -> None:
         raise ValueError(
             f"{CONFIG}: the plan has the stacks {shortened(paths)}, but {type(model).__name__} has {expected}"
         )
-    names = [name for name, _ in base.named_modules()]
     for stack in plan.stacks:
-        _check_layers(stack, names)
+        _check_layers(stack, base)
         _check_heads(stack, base.get_submodule(stack.path))
         for attention in stack.attentions:
             _check_head_dim(attention, base.get_submodule(attention.name))
@@ -106,12 +105,16 @@ def check_fits(plan: Plan, model: PreTrainedModel) -> None:
             raise ValueError(f"{CONFIG}: width of a stack is {stack.width} in the plan; the model has {width}")
 
 
-def _check_layers(stack: StackPlan, names: list[str]) -> None:
-    """Every layer of a stack has an attention with the same name but for the numbers in it."""
+def _check_layers(stack: StackPlan, base: nn.Module) -> None:
+    """Every attention of a stack of the same class, and with the same name but for the numbers in it, has a scheme.
+
+    Hybrids have layers of another class under the same names.
+    """
     planned = {attention.name for attention in stack.attentions}
     prefix = f"{stack.path}." if stack.path else ""
-    kinds = {_without_numbers(name) for name in planned}
-    there = {name for name in names if name.startswith(prefix) and _without_numbers(name) in kinds}
+    modules = {name: module for name, module in base.named_modules() if name.startswith(prefix)}
+    kinds = {(_without_numbers(name), type(modules[name])) for name in planned if name in modules}
+    there = {name for name, module in modules.items() if (_without_numbers(name), type(module)) in kinds}
     if planned != there:
         extra, missing = sorted(planned - there), sorted(there - planned)
         what = f"names {shortened(extra[0])}, which the model does not have" if extra else f"has no {missing[0]}"

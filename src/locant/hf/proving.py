@@ -123,16 +123,15 @@ def _prove_silence(model: PreTrainedModel, plan: Plan) -> None:
     remaining: list[str] = []
 
     def same_states(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        states = kwargs.get("hidden_states", args[0] if args else None)
-        if not isinstance(states, Tensor) or states.ndim != 3:
-            return None
+        states = [x for x in (*args, *kwargs.values()) if _are_states(x)]
         # Without the ends: MobileBERT joins each token with its neighbours.
-        if names[module] in entry and states.shape[1] > 2 and not _alike(states[:, 1:-1], 1):
+        if names[module] in entry and not all(_alike(x[:, 1:-1], 1) for x in states if x.shape[1] > 2):
             remaining.append(f"{names[module]} (in its inputs)")
-        constant = states[:, :1].expand_as(states)
-        if "hidden_states" in kwargs:
-            return args, {**kwargs, "hidden_states": constant}
-        return (constant, *args[1:]), kwargs
+
+        def constant(x: Any) -> Any:
+            return x[:, :1].expand_as(x) if _are_states(x) else x
+
+        return tuple(map(constant, args)), {name: constant(x) for name, x in kwargs.items()}
 
     def compare(call: AttentionCall) -> None:
         if call.module in names and not (_alike(call.query, 2) and _alike(call.key, 2)):
@@ -151,6 +150,11 @@ def _prove_silence(model: PreTrainedModel, plan: Plan) -> None:
             f"{kind} models cannot be swapped: their own positions still reach {remaining[0]} in a way that locant "
             f"does not know; the model is unchanged"
         )
+
+
+def _are_states(x: Any) -> bool:
+    """Whether an argument of an attention module is hidden states, [batch, tokens, width]."""
+    return isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3
 
 
 def _first_of_all(stack: StackPlan, plan: Plan) -> list[str]:

@@ -18,8 +18,9 @@ from torch.overrides import TorchFunctionMode
 from locant.hf.call import AttentionCall
 from locant.hf.listening import observing
 
-SOFTMAX = {torch.softmax, Tensor.softmax, F.scaled_dot_product_attention}
-"""What attention cannot do without. `F.softmax` calls the second."""
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+WHOLE = {F.scaled_dot_product_attention: (-2, -2), F.multi_head_attention_forward: (0, 0)}
+"""Functions that compute a whole attention, and the dimension of queries and of keys that counts tokens."""
 
 
 @dataclass
@@ -49,10 +50,11 @@ class _Softmaxes(TorchFunctionMode):
         self.found, self.running, self.enabled = found, running, True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in SOFTMAX and self.enabled and self.running:
+        if self.enabled and self.running and (func in SOFTMAX or func in WHOLE):
             shape = tuple(args[0].shape)
-            if func is F.scaled_dot_product_attention:
-                shape = (*shape[:-1], args[1].shape[-2])
+            if func in WHOLE:
+                of_queries, of_keys = WHOLE[func]
+                shape = (1, shape[of_queries], args[1].shape[of_keys])
             self.found.setdefault(self.running[-1], []).append(shape)
         return func(*args, **(kwargs or {}))
 
