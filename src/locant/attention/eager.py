@@ -94,8 +94,7 @@ def _attend_rows(
         logit = logit.masked_fill(~visible, -torch.inf)
     # A query that may attend to no key, because of a mask or a bias of −∞, gets zeros, not NaN.
     nothing = (logit == -torch.inf).all(-1, keepdim=True)
-    logit = logit.masked_fill(nothing, 0.0)
-    weight = (logit.softmax(-1) if request.sinks is None else _beside(request.sinks, logit)).masked_fill(nothing, 0.0)
+    weight = softmax(request, logit.masked_fill(nothing, 0.0)).masked_fill(nothing, 0.0)
     weight = F.dropout(weight, request.dropout) if request.dropout else weight
     out = weight @ v.to(weight.dtype)
     if request.terms.value is not None:
@@ -110,9 +109,11 @@ def _attend_rows(
     return out.masked_fill(nothing, 0.0), weight
 
 
-def _beside(sinks: Tensor, logit: Tensor) -> Tensor:
-    """The softmax over the keys and the sink of a head, without the weight of the sink."""
-    sink = sinks.to(logit.dtype)[:, None, None].expand(*logit.shape[:3], 1)
+def softmax(request: Request, logit: Tensor) -> Tensor:
+    """The softmax of logits [B, H, rows, Lk], over the keys and the sink of a head; without the weight of the sink."""
+    if request.sinks is None:
+        return logit.softmax(-1)
+    sink = request.sinks.to(logit.dtype)[:, None, None].expand(*logit.shape[:3], 1)
     return torch.cat([logit, sink], dim=-1).softmax(-1)[..., :-1]
 
 
