@@ -97,6 +97,8 @@ def by_oracle(
     causal: bool = False,
     mask: Tensor | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and weights by the loops of `tests.oracles`; the scheme is only asked for its parameters and options."""
     b, h, lq, d = q.shape
@@ -119,5 +121,7 @@ def by_oracle(
         scale,
         {name: value.detach().double().numpy() for name, value in scheme.named_parameters()},
         {**defaults, **scheme.options()},
+        softcap,
+        None if sinks is None else sinks.detach().double().numpy(),
     )
     return torch.from_numpy(np.asarray(out)), torch.from_numpy(np.asarray(weights))

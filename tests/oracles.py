@@ -493,6 +493,8 @@ def attention_of_sum(
     k_pos: Array,
     visible: Array,
     scale: float,
+    softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> tuple[Array, Array]:
     """`attention` of a sum of schemes: gains multiply, everything else adds."""
     q, k, v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
@@ -507,7 +509,7 @@ def attention_of_sum(
 
         return (lambda i, j: sum_logit(heads, i, j)), (value if values else None)
 
-    return over_heads(of_head, q, k, v, q_pos, k_pos, visible, scale)
+    return over_heads(of_head, q, k, v, q_pos, k_pos, visible, scale, softcap, sinks)
 
 
 # --- attention -------------------------------------------------------------------------------------------------------
@@ -528,8 +530,13 @@ def attention(
     scale: float,
     params: Params,
     options: Options,
+    softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> tuple[Array, Array]:
     """out_i = sum_j w_ij (v_j + u_ij), w_i = softmax of the logits over the visible j (all 0 when there is none).
+
+    With a softcap c the logits are c tanh(l / c)  (Gemma 2). With sinks s [H] the softmax of head h has one more term,
+    w_ij = exp(l_ij) / (exp(s_h) + sum_j exp(l_ij))  (gpt-oss).
 
     q [B, H, Lq, D]; k, v [B, Hkv, Lk, *], query head h reading kv head h // (H / Hkv); q_pos [B, Lq]; k_pos [B, Lk];
     visible [B, H, Lq, Lk]. Returns out [B, H, Lq, Dv] and weights [B, H, Lq, Lk].
@@ -542,7 +549,7 @@ def attention(
         value = (lambda i, j: VALUES[name](head, i, j)) if name in VALUES else None
         return (lambda i, j: ORACLES[name](head, i, j)), value
 
-    return over_heads(of_head, q, k, v, q_pos, k_pos, visible, scale)
+    return over_heads(of_head, q, k, v, q_pos, k_pos, visible, scale, softcap, sinks)
 
 
 def over_heads(
@@ -554,6 +561,8 @@ def over_heads(
     k_pos: Array,
     visible: Array,
     scale: float,
+    softcap: float | None,
+    sinks: Array | None,
 ) -> tuple[Array, Array]:
     """Output and weights; `of_head` returns the logit of a pair, and the vector added to its value or None."""
     (n_batch, n_heads, n_q, _), n_kv, n_k = q.shape, k.shape[1], k.shape[2]
@@ -569,8 +578,11 @@ def over_heads(
             for i in range(n_q):
                 seen = [j for j in range(n_k) if visible[b, h, i, j]]
                 logits = {j: logit(i, j) for j in seen}
-                top = max(logits.values(), default=0.0)
-                total = sum(math.exp(logits[j] - top) for j in seen)
+                if softcap is not None:
+                    logits = {j: softcap * math.tanh(x / softcap) for j, x in logits.items()}
+                sink = [] if sinks is None else [float(sinks[h])]
+                top = max([*logits.values(), *sink], default=0.0)
+                total = sum(math.exp(x - top) for x in [*logits.values(), *sink])
                 for j in seen:
                     weights[b, h, i, j] = math.exp(logits[j] - top) / total
                     value = head.v[j] + added(i, j) if added is not None else head.v[j]

@@ -35,7 +35,7 @@ def how(case: Case, inputs: Inputs) -> dict[str, Any]:
     """The keyword arguments of the call."""
     return {
         "q_pos": inputs.q_pos, "k_pos": inputs.k_pos, "mask": inputs.mask, "causal": case.causal, "scale": case.scale,
-        "dropout": case.dropout, "impl": case.impl,
+        "softcap": case.softcap, "sinks": inputs.sinks, "dropout": case.dropout, "impl": case.impl,
     }  # fmt: skip
 
 
@@ -52,10 +52,14 @@ def _differentiated(case: Case, inputs: Inputs) -> Results:
         name: x.detach().requires_grad_(name in case.wanted)
         for name, x in zip("qkv", (inputs.q, inputs.k, inputs.v), strict=True)
     }
+    arguments = how(case, inputs)
+    if inputs.sinks is not None:
+        leaves["s"] = arguments["sinks"] = inputs.sinks.detach().requires_grad_("s" in case.wanted)
     if case.dropout:
         torch.default_generator.manual_seed(case.data)
     with CONTEXTS.get(case.context, nullcontext)():  # PyTorch wants the backward pass outside autocast
-        found = locant.attend(*leaves.values(), inputs.scheme, need_weights=case.need_weights, **how(case, inputs))
+        qkv = (leaves[name] for name in "qkv")
+        found = locant.attend(*qkv, inputs.scheme, need_weights=case.need_weights, **arguments)
     out, weights = found if case.need_weights else (found, None)
     results: Results = {"out": out, "weights": weights}
     return results | gradients(results, leaves, dict(inputs.scheme.named_parameters()), inputs)
@@ -64,9 +68,9 @@ def _differentiated(case: Case, inputs: Inputs) -> Results:
 def gradients(
     results: Mapping[str, Tensor | None], leaves: dict[str, Tensor], params: dict[str, Tensor], inputs: Inputs
 ) -> dict[str, Tensor]:
-    """The gradients of q, k, v ("dq", …) and of parameters ("d NAME") that require one, from output and weights.
+    """The gradients of q, k, v, the sinks ("dq", …, "ds") and of parameters ("d NAME") that require one.
 
-    Where autograd has none it is 0.
+    They are those of output and weights. Where autograd has none it is 0.
     """
     wanted = {f"d{name}": x for name, x in leaves.items() if x.requires_grad}
     wanted |= {f"d {name}": x for name, x in params.items() if x.requires_grad}

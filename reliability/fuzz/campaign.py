@@ -90,6 +90,8 @@ FEATURES: dict[str, Callable[[Case], bool]] = {
     "strides": lambda c: (c.q_layout, c.k_layout, c.v_layout) != ("plain",) * 3,
     "grouped heads": lambda c: c.groups > 1,
     "dropout": lambda c: c.dropout > 0,
+    "softcap": lambda c: c.softcap is not None,
+    "sinks": lambda c: c.sinks != "none",
     "weights": lambda c: c.need_weights,
     "calls before": lambda c: c.before != "nothing",
     "slices": lambda c: c.slices,

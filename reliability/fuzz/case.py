@@ -36,10 +36,12 @@ class Case:
     pos_dtype: str = "int64"
     causal: bool = False
     scale: float | None = None
+    softcap: float | None = None
+    sinks: str = "none"  # names of `reliability.fuzz.inputs.SINKS`
     dropout: float = 0.0
     need_weights: bool = False
     context: str = "plain"
-    wanted: str = ""  # gradients of q, k, v and the parameters p
+    wanted: str = ""  # gradients of q, k, v, the parameters p and the sinks s
     before: str = "nothing"  # calls of the same scheme before this one
     slices: bool = False  # small slices in eager and sdpa, as for long sequences
     size: float = 1.0  # of the numbers in q and k

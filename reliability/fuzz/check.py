@@ -20,8 +20,6 @@ from reliability.fuzz.refusals import Expected, expected_refusals
 COMPARED, REFUSED, FAILED = "compared", "refused", "failed"
 LARGE_GROWTH = 10.0
 """Factors of xpos up to e¹⁰ leave logits far below 1/eps of float32, which is e¹⁶."""
-LARGE_GROWTH = 10.0
-"""Factors of xpos up to e¹⁰ leave logits far below 1/eps of float32, which is e¹⁶."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,8 @@ def _worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def _dtype(name: str, case: Case) -> torch.dtype:
-    """The dtype that a result must have: the gradient of a parameter that of the parameter, all others that of q."""
-    return named(case.parameters) if name.startswith("d ") else case.torch_dtype
+    """The dtype of a result: that of the parameters for gradients of parameters and sinks, that of q for the rest."""
+    return named(case.parameters) if name.startswith("d ") or name == "ds" else case.torch_dtype
 
 
 def compared(
@@ -162,6 +160,7 @@ def expected_results(
         for name, x in zip("qkv", (given.q, given.k, given.v), strict=True)
     }
     params = {name: a.moved(x.detach()).requires_grad_("p" in wanted) for name, x in given.scheme.named_parameters()}
+    sinks = None if given.sinks is None else a.moved(given.sinks.detach()).requires_grad_("s" in wanted)
     usual = (3 * case.d if "deberta" in case.scheme_names else case.d) ** -0.5
     problem = Problem(
         parts=tuple(
@@ -173,6 +172,8 @@ def expected_results(
         k_pos=given.positions[1],
         visible=given.visible,
         scale=usual if case.scale is None else case.scale,
+        softcap=case.softcap,
+        sinks=sinks,
         keep=None if keep is None else keep.to(a.dtype),
     )
     results: dict[str, Tensor] = {}
@@ -187,7 +188,7 @@ def expected_results(
         results["out"], weights = reference.attention(problem, a)
         if case.need_weights and case.context != "vjp":
             results["weights"] = weights
-    results |= calling.gradients(results, leaves, params, given)
+    results |= calling.gradients(results, leaves | ({} if sinks is None else {"s": sinks}), params, given)
     if a.jitter is not None:  # a result is as precise as the dtype that the call has it in
         results = {name: x.to(_dtype(name, case)) for name, x in results.items()}
     return {name: x.detach().double() for name, x in results.items()}
@@ -206,8 +207,8 @@ def _nothing(case: Case, given: Inputs) -> dict[str, Tensor]:
     if case.need_weights and case.context not in ("vjp", "jvp"):
         results["weights"] = given.q.new_zeros(case.b, case.h, case.lq, case.lk)
     wanted = _wanted(case)
-    tensors = {"dq": given.q, "dk": given.k, "dv": given.v}
-    results |= {name: torch.zeros_like(x) for name, x in tensors.items() if name[1] in wanted}
+    tensors = {"dq": given.q, "dk": given.k, "dv": given.v, "ds": given.sinks}
+    results |= {name: torch.zeros_like(x) for name, x in tensors.items() if x is not None and name[1] in wanted}
     if "p" in wanted:
         results |= {f"d {name}": torch.zeros_like(x) for name, x in given.scheme.named_parameters()}
     return {name: x.detach().double() for name, x in results.items()}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from reliability.fuzz.case import Case
-from reliability.fuzz.inputs import LAYOUTS, MASK_KINDS, POSITIONS, REPEATING
+from reliability.fuzz.inputs import LAYOUTS, MASK_KINDS, POSITIONS, REPEATING, SINKS
 from reliability.fuzz.refusals import EXPECTED, widens
 from reliability.fuzz.specs import NEEDS_EVEN_HEADS, Size, draw_names, spell
 
@@ -127,6 +127,8 @@ def _options(rng: Random, case: Case) -> dict[str, object]:
         "scale": None if rng.random() < 0.7 else rng.choice([0.1, 0.35, 1.0, -0.5, 0.0, 2.0]),
         "need_weights": rng.random() < 0.1,
         "dropout": rng.choice([0.1, 0.5, 0.9]) if rng.random() < 0.06 else 0.0,
+        "softcap": rng.choice([0.3, 1.0, 2.0, 5.0, 30.0, 50.0]) if rng.random() < 0.2 else None,
+        "sinks": rng.choice(list(SINKS)) if rng.random() < 0.2 else "none",
         "size": rng.choice([1.0, 1.0, 1.0, 0.2, 3.0]),
         "slices": rng.random() < RARE,
     }
@@ -136,7 +138,7 @@ def _context(rng: Random, case: Case) -> dict[str, object]:
     context, before = _weighted(rng, CONTEXTS), _weighted(rng, BEFORE)
     if before != "nothing" and rng.random() < 0.5:  # tables are cached while gradients are disabled
         context = "no_grad"
-    wanted = "qkvp" if rng.random() < 0.7 else "".join(x for x in "qkvp" if rng.random() < 0.5)
+    wanted = "qkvps" if rng.random() < 0.7 else "".join(x for x in "qkvps" if rng.random() < 0.5)
     return {"context": context, "wanted": wanted, "before": before}
 
 
@@ -146,6 +148,8 @@ def _consistent(case: Case) -> Case:
         case = replace(case, wanted="")
     if case.context == "vmap" and widens(case, "float64"):  # positions cannot be read there, so it is not refused
         case = replace(case, context="plain")
+    if case.sinks == "none":
+        case = replace(case, wanted=case.wanted.replace("s", ""))
     if case.context in ("vmap", "vjp", "jvp"):
         trained = "p" if "p" in case.wanted else ""  # parameters that require gradients, as those of a model do
         case = replace(case, wanted=trained, dropout=0.0, before="nothing")

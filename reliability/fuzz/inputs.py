@@ -253,6 +253,19 @@ def _passed_mask(mask: Tensor, case: Case) -> Tensor:
     return mask[0, 0] if case.mask == "QK" else mask
 
 
+# ------------------------------------------------------------------------------------------------- sinks
+
+SINKS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
+    "random": lambda heads, g: 2 * torch.randn(heads, generator=g),
+    "large": lambda heads, g: 30 * torch.randn(heads, generator=g),
+    "none of it": lambda heads, g: torch.full((heads,), -torch.inf),
+    "strided": lambda heads, g: torch.stack([torch.randn(heads, generator=g), torch.full((heads,), torch.nan)], 1)[
+        :, 0
+    ],
+    "one number": lambda heads, g: torch.randn(1, generator=g).expand(heads),
+}
+"""One logit per head. A sink of −∞ has no effect."""
+
 # ------------------------------------------------------------------------------------------------- all of them
 
 
@@ -267,6 +280,7 @@ class Inputs:
     q_pos: Tensor | None
     k_pos: Tensor | None
     mask: Tensor | None
+    sinks: Tensor | None  # [H]
     grad: Tensor  # of the output
     weights_grad: Tensor  # of the weights
     positions: tuple[Tensor, Tensor]  # with defaults, [B or 1, L]
@@ -274,7 +288,7 @@ class Inputs:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that a call must leave alone."""
-        rest = (self.q_pos, self.k_pos, self.mask)
+        rest = (self.q_pos, self.k_pos, self.mask, self.sinks)
         return [self.q, self.k, self.v, *(x for x in rest if x is not None), *self.scheme.parameters()]
 
 
@@ -298,6 +312,7 @@ def build(case: Case) -> Inputs:
     if case.causal:
         visible &= (positions[1][:, None, :] <= positions[0][:, :, None])[:, None]
     passes = case.positions != "none"
+    own = torch.Generator().manual_seed(case.data + 3)
     return Inputs(
         q=q,
         k=k,
@@ -306,6 +321,7 @@ def build(case: Case) -> Inputs:
         q_pos=_passed(positions[0], case) if passes and case.given != "k" else None,
         k_pos=_passed(positions[1], case) if passes and case.given != "q" else None,
         mask=None if mask is None else _passed_mask(mask, case),
+        sinks=None if case.sinks == "none" else SINKS[case.sinks](case.h, own).to(named(case.parameters)),
         grad=grad,
         weights_grad=torch.randn(visible.shape, generator=g).to(dtype),
         positions=positions,

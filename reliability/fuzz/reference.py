@@ -75,6 +75,8 @@ class Problem:
     k_pos: Tensor  # [B or 1, Lk]
     visible: Tensor  # [B, H, Lq, Lk], bool
     scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [H]
     keep: Tensor | None = None  # [B, H, Lq, Lk], the factors of the dropout
 
     @property
@@ -98,9 +100,11 @@ def attention(p: Problem, a: Arithmetic) -> tuple[Tensor, Tensor]:
     for part in p.parts:
         if part.name in ADDED:
             logit = logit + ADDED[part.name](p, a, part, k)
+    if p.softcap is not None:
+        logit = p.softcap * torch.tanh(logit / p.softcap)
     nothing = ~p.visible.any(-1, keepdim=True)
     logit = logit.masked_fill(~p.visible, -torch.inf).masked_fill(nothing, 0.0)
-    weights = logit.softmax(-1).masked_fill(nothing, 0.0)
+    weights = _softmax(p, logit).masked_fill(nothing, 0.0)
     kept = a.store(_rounded_weights(a, weights if p.keep is None else weights * p.keep, logit))
     out = kept @ v
     for part in p.parts:
@@ -111,6 +115,16 @@ def attention(p: Problem, a: Arithmetic) -> tuple[Tensor, Tensor]:
     if a.jitter is not None and logit.requires_grad:
         _round_backward(a, logit, weights.detach(), v.detach(), out)
     return out, kept
+
+
+def _softmax(p: Problem, logit: Tensor) -> Tensor:
+    """exp(l_ij) / (exp(s_h) + Σ_j exp(l_ij)), shifted by the largest of them."""
+    if p.sinks is None:
+        return logit.softmax(-1)
+    sink = p.sinks.to(logit.dtype)[:, None, None]
+    top = torch.maximum(logit.amax(-1, keepdim=True), sink).detach()
+    numerator = (logit - top).exp()
+    return numerator / ((sink - top).exp() + numerator.sum(-1, keepdim=True))
 
 
 def _rounded_weights(a: Arithmetic, weights: Tensor, logit: Tensor) -> Tensor:

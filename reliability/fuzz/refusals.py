@@ -68,7 +68,8 @@ def _differentiates(case: Case) -> bool:
         return False
     fixed = ("sandwich", "alibi:slopes=fixed")
     tables = any(p.partition(":")[0] in TABLES and not p.startswith(fixed) for p in case.spec.split("+"))
-    return any(x in case.wanted for x in "qkv") or ("p" in case.wanted and tables)
+    sinks = "s" in case.wanted and case.sinks != "none"
+    return any(x in case.wanted for x in "qkv") or sinks or ("p" in case.wanted and tables)
 
 
 def _vectors_without_reach(case: Case) -> bool:
@@ -105,6 +106,8 @@ EXPECTED = [
     Expected("transform", "no rule for torch.func", _on("fused", "sdpa", "flex")(lambda c: c.context in TRANSFORMS)),
     Expected("pair", "pair", _on("fused", "flex")(lambda c: _has(c, "fire", "cope"))),
     Expected("gain in sdpa", "do not fit into a mask", _on("sdpa")(lambda c: _has(c, *reference.GAINS))),
+    Expected("softcap in sdpa", "has no softcap", _on("sdpa")(lambda c: c.softcap is not None)),
+    Expected("sinks in sdpa", "has no sinks", _on("sdpa")(lambda c: c.sinks != "none")),
     Expected("value in sdpa", "do not fit into a mask", _on("sdpa")(lambda c: "values=true" in c.spec)),
     Expected("vector gain in flex", "a vector gain, which a score_mod cannot express",
              _on("flex")(lambda c: _has(c, "huang3"))),

@@ -7,6 +7,15 @@ C_FAULTS = (
     ("exp: NaN is lost", "choose(x != x, x, (vec)(~tiny & power))", "(vec)(~tiny & power)"),
     ("exp: the last coefficient", "p = p * r + 5.0000001201e-1f;", "p = p * r + 5.0010001201e-1f;"),
     ("maximum of lanes leaves out the first", "  float s = x[0];\n", "  float s = x[1];\n"),
+    ("tanh: a coefficient", "1.3331441581e-1f", "1.3341441581e-1f"),
+    ("tanh: the polynomial beyond its range", "size < 0.625f", "size < 0.9f"),
+    # ---- softcap and sinks
+    ("softcap: the last vector of a row is not capped", "j += LANES) {\n      float *at = logits + i * TILE_STRIDE + j;\n      store(at, cap", "j += LANES) {\n      if (j + LANES > tile->keys) break;\n      float *at = logits + i * TILE_STRIDE + j;\n      store(at, cap"),
+    ("softcap: its derivative is left out", "  if (call->softcap > 0) uncap_gradients(call, tile, logits, dlogits);\n", ""),
+    ("softcap: hidden pairs have NaN gradients", "choose(logit == -INFINITY, load(at), load(at) * (1.0f - ratio * ratio))", "load(at) * (1.0f - ratio * ratio)"),
+    ("sinks: one of −∞ counts", "sink == -INFINITY ? 0 : 1", "1"),
+    ("sinks: the sign of the gradient", "    sum -= (double)expf", "    sum += (double)expf"),
+    ("sinks: the gradient of another head", "call->dsinks[b * call->heads + h] =", "call->dsinks[b * call->heads + (h ? h - 1 : h)] ="),
     # ---- products
     ("product: the last row of a block is left out", "for (Int i = 0; i < n; i += 4) {", "for (Int i = 0; i + 4 < n; i += 4) {"),
     ("product: adds where it must replace", "logits, TILE_STRIDE, 0);\n}", "logits, TILE_STRIDE, 1);\n}"),

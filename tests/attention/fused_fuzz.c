@@ -186,6 +186,12 @@ static Call random_call(Memory *memory) {
   TABLE(key, c.head_dim, 0, 2)
   TABLE(value, c.value_dim, 0, 2)
 #undef TABLE
+  if (one_in(3)) c.softcap = (double)ONE_OF(1, 3, 10, 100) / 2;
+  if (one_in(3)) {
+    float *sinks = random_table(memory, c.heads, 0);
+    for (Int h = 0; h < c.heads; h++) sinks[h] = one_in(6) ? -INFINITY : sinks[h] * (float)ONE_OF(1, 1, 20);
+    c.sinks = sinks;
+  }
   return c;
 }
 
@@ -211,6 +217,7 @@ static void make_outputs(Call *c, Memory *memory) {
   GRADIENT(key, c->head_dim)
   GRADIENT(value, c->value_dim)
 #undef GRADIENT
+  if (c->sinks && !one_in(6)) c->dsinks = block(memory, 4 * c->batch * c->heads);
 }
 
 /* ---------------------------------------------------------------- the reference */
@@ -227,7 +234,8 @@ typedef struct {
   const Call *call;
   double *q, *k, *v, *raw_q, *raw_k, *grad; /* contiguous */
   double *weight, *factor;                  /* of the keys of one query: softmax, dropout */
-  Sums out, dq, dk, dv, draw_q, draw_k, dbias, dgain, dquery, dkey, dvalue;
+  Sums out, dq, dk, dv, draw_q, draw_k, dbias, dgain, dquery, dkey, dvalue, dsinks;
+  double *slope, *sink; /* of the keys of one query: the derivative of the cap; and the weight of its sink */
 } Reference;
 
 static double *in_double(Memory *memory, const View *v, Shape s, int bf16) {
@@ -250,6 +258,7 @@ static Reference make_reference(const Call *c, Memory *memory) {
   r.v = in_double(memory, &c->v, like_v(c), bf16), r.grad = in_double(memory, &c->grad, like_out(c), 0);
   r.raw_q = in_double(memory, &c->raw_q, like_q(c), bf16), r.raw_k = in_double(memory, &c->raw_k, like_k(c), bf16);
   r.weight = zeros(memory, c->keys), r.factor = zeros(memory, c->keys);
+  r.slope = zeros(memory, c->keys), r.sink = zeros(memory, 1), r.dsinks = make_sums(memory, c->batch * c->heads);
   r.out = make_sums(memory, q * c->value_dim), r.dv = make_sums(memory, k * c->value_dim);
   r.dq = make_sums(memory, q * c->head_dim), r.draw_q = make_sums(memory, q * c->head_dim);
   r.dk = make_sums(memory, k * c->head_dim), r.draw_k = make_sums(memory, k * c->head_dim);
@@ -325,17 +334,26 @@ static NOT_CHECKED double logit_of(const Reference *r, Place at) {
 /* The weights and the output of one query */
 static NOT_CHECKED void reference_forward(const Reference *r, Int b, Int h, Int i) {
   const Call *c = r->call;
-  double top = -INFINITY, total = 0;
+  double top = c->sinks ? c->sinks[h] : -INFINITY, total = 0;
   for (Int j = 0; j < c->keys; j++) {
     const int hidden = in_the_future(c, b, i, j) || masked(c, b, h, i, j);
-    r->weight[j] = hidden ? -INFINITY : logit_of(r, place_of(c, b, h, i, j));
+    double logit = logit_of(r, place_of(c, b, h, i, j));
+    r->slope[j] = 1;
+    if (c->softcap > 0) {
+      const double t = tanh(logit / c->softcap);
+      logit = c->softcap * t, r->slope[j] = 1 - t * t;
+    }
+    r->weight[j] = hidden ? -INFINITY : logit;
     if (r->weight[j] > top) top = r->weight[j];
   }
+  *r->sink = c->sinks && c->sinks[h] > -INFINITY ? exp(c->sinks[h] - top) : 0;
+  total = *r->sink;
   for (Int j = 0; j < c->keys; j++) {
     r->weight[j] = top == -INFINITY ? 0 : exp(r->weight[j] - top);
     r->factor[j] = drop_or_keep(c, b, h, i, j);
     total += r->weight[j];
   }
+  *r->sink = total > 0 ? *r->sink / total : 0;
   for (Int j = 0; j < c->keys; j++) {
     const Place at = place_of(c, b, h, i, j);
     r->weight[j] = total > 0 ? r->weight[j] / total : 0;
@@ -378,6 +396,7 @@ static NOT_CHECKED void reference_backward(const Reference *r, Int b, Int h, Int
   double delta = 0, delta_size = 0;
   for (Int x = 0, at = place_of(c, b, h, i, 0).out; x < c->value_dim; x++, at++)
     delta += r->grad[at] * r->out.value[at], delta_size += fabs(r->grad[at]) * r->out.size[at];
+  add(r->dsinks, b * c->heads + h, -*r->sink * delta, *r->sink * delta_size);
   for (Int j = 0; j < c->keys; j++) {
     if (r->weight[j] == 0) continue;
     const Place at = place_of(c, b, h, i, j);
@@ -390,8 +409,10 @@ static NOT_CHECKED void reference_backward(const Reference *r, Int b, Int h, Int
       add(r->dv, at.v + x, kept * g, fabs(kept * g));
       if (c->value) add(r->dvalue, at.value * c->value_dim + x, kept * g, fabs(kept * g));
     }
-    reference_logit_gradient(r, at, r->weight[j] * (dweight * r->factor[j] - delta),
-                             r->weight[j] * (size * r->factor[j] + delta_size));
+    const double gradient = r->weight[j] * (dweight * r->factor[j] - delta);
+    const double of_gradient = r->weight[j] * (size * r->factor[j] + delta_size);
+    /* The slope of the cap is a difference, 1 − t²: its rounding is that of 1, some units of 1e-7. */
+    reference_logit_gradient(r, at, gradient * r->slope[j], of_gradient * (r->slope[j] + (c->softcap > 0 ? 0.05 : 0)));
   }
 }
 
@@ -436,6 +457,7 @@ static void compare_results(const Call *c, const Reference *r, Memory *memory) {
   compare_table(c->dquery, TABLE_SIZE(c, query, c->head_dim), r->dquery, "dquery");
   compare_table(c->dkey, TABLE_SIZE(c, key, c->head_dim), r->dkey, "dkey");
   compare_table(c->dvalue, TABLE_SIZE(c, value, c->value_dim), r->dvalue, "dvalue");
+  compare_table(c->dsinks, c->batch * c->heads, r->dsinks, "dsinks");
 }
 
 static Int kinds[4]; /* tiles of each kind in all calls */
@@ -516,6 +538,7 @@ static void *call_again(void *of_caller) {
   SAME(key, a->head_dim)
   SAME(value, a->value_dim)
 #undef SAME
+  if (a->dsinks && b->dsinks) caller->same &= !memcmp(a->dsinks, b->dsinks, (size_t)(4 * a->batch * a->heads));
   return NULL;
 }
 

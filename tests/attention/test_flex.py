@@ -153,7 +153,8 @@ def test_blocks_that_the_kernel_skips_or_does_not_mask(kind, monkeypatch):
     request = prepare(*cases.tensors(h=h, kv=h, lq=n, lk=n, dtype=torch.float32), None, **how)
     with torch.no_grad():
         flex.attend(request)
-    ((*_, block_mask, scale),) = calls
+    ((*_, block_mask, scale, softcap, sinks, is_sink),) = calls
+    assert softcap is sinks is is_sink is None
     assert scale == request.scale
     visible = request.visible()
     pairs = in_blocks((torch.ones(1, 1, n, n, dtype=torch.bool) if visible is None else visible).expand(b, h, n, n))

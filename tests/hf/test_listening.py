@@ -13,12 +13,10 @@ from transformers import AutoConfig, AutoModel
 
 import locant
 from locant.attention import eager
-from locant.hf import interface
 from locant.hf.call import AttentionCall
 from locant.hf.listening import observers, observing
 from locant.hf.seam import through_seam
 from locant.hf.swapping import native_as_schemes
-from locant.schemes import Nope
 from tests.hf_models import CONFIGS, DECODERS, GROUPED, inputs, make, output
 
 IDS = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -315,7 +313,7 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("kind", UNUSUAL)
-def test_attention_that_locant_has_no_terms_for_is_observed_as_it_is(kind):
+def test_attention_with_a_softcap_or_sinks_is_observed_as_it_is(kind):
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **GROUPED, **UNUSUAL[kind], head_dim=8)
     model = AutoModel.from_config(config).eval()
@@ -328,10 +326,8 @@ def test_attention_that_locant_has_no_terms_for_is_observed_as_it_is(kind):
     assert len(calls) == 2
     argument = {"gemma2": "softcap", "gpt_oss": "s_aux"}[kind]
     assert all(call.others[argument] is not None for call in calls)
-    module = calls[0].module
-    module.add_module("locant", Nope())
-    with pytest.raises(NotImplementedError, match=f"uses {argument}, which locant cannot combine"):
-        interface.attention(module, calls[0].query, calls[0].key, calls[0].value, None, **calls[0].others)
+    assert all((call.softcap is None) == (kind == "gpt_oss") for call in calls)
+    assert all((call.sinks is None) == (kind == "gemma2") for call in calls)
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet", "t5"])

@@ -1,5 +1,7 @@
 """The tensor operations of the fuzzer's reference against the loops of `tests.oracles`."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -32,24 +34,27 @@ def detached(part):
 def by_loops(scheme, p):
     arrays = [x.numpy() for x in (p.q, p.k, p.v)]
     rows = [pos.expand(p.q.shape[0], -1).numpy() for pos in (p.q_pos, p.k_pos)]
+    rest = (p.softcap, None if p.sinks is None else p.sinks.numpy())
     parts = []
     for part in scheme.parts_of_sum():
         defaults = {name: x.default for name, x in part.arguments().items() if name not in DIMS}
         params = {name: x.detach().numpy() for name, x in part.named_parameters()}
         parts.append(oracles.Part(part.name(), params, {**defaults, **part.options()}))
     if len(parts) == 1:
-        return oracles.attention(parts[0].name, *arrays, *rows, p.visible.numpy(), p.scale, *parts[0][1:])
-    return oracles.attention_of_sum(parts, *arrays, *rows, p.visible.numpy(), p.scale)
+        return oracles.attention(parts[0].name, *arrays, *rows, p.visible.numpy(), p.scale, *parts[0][1:], *rest)
+    return oracles.attention_of_sum(parts, *arrays, *rows, p.visible.numpy(), p.scale, *rest)
 
 
+@pytest.mark.parametrize(("softcap", "sinks"), [(None, False), (1.5, True)])
 @pytest.mark.parametrize("spec", [*cases.SPECS, *SUMS])
-def test_equal_to_the_loops(spec):
+def test_equal_to_the_loops(spec, softcap, sinks):
     scheme = cases.build(spec)
     q, k, v = cases.tensors(kv=2, lq=4, lk=6)
     q_pos = torch.tensor([[5, 0, 3, 40], [2, 2, -3, 7]])
     k_pos = torch.tensor([[5, 0, 3, 40, 1, 1], [2, 2, -3, 7, 30, 9]])
     visible = (torch.rand(2, 4, 4, 6) < 0.7) & (torch.arange(4) != 2)[:, None]  # query 2 sees nothing
     p = problem(scheme, q, k, v, q_pos, k_pos, visible, 0.4)
+    p = replace(p, softcap=softcap, sinks=torch.tensor([-2.0, 0.0, 1.0, 6.0]).double() if sinks else None)
     out, weights = reference.attention(p, Arithmetic())
     for got, expected in zip((out, weights), by_loops(scheme, p), strict=True):
         torch.testing.assert_close(got, torch.from_numpy(np.asarray(expected)), rtol=1e-10, atol=1e-12)

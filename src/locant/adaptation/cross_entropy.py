@@ -46,8 +46,14 @@ def entropy(goal: list[Tensor]) -> Tensor:
 
 def _log_weights(request: Request, scheme: Scheme | None, query_map: QueryMap | None = None) -> Tensor:
     """[B, H, Lq, Lk], the logarithms of the attention weights of a request with another scheme."""
+    if request.sinks is not None:  # the weights of a query then sum to less than 1, and KL needs that of the sink too
+        raise NotImplementedError(
+            "cannot fit a scheme to attention with sinks: the fit compares weights that sum to 1; train the swapped "
+            "model instead"
+        )
     q_pos, k_pos = request.positions or (None, None)
-    where: Any = {"q_pos": q_pos, "k_pos": k_pos, "mask": request.mask, "causal": request.causal}
+    where: Any = {"q_pos": q_pos, "k_pos": k_pos, "mask": request.mask, "causal": request.causal,
+                  "softcap": request.softcap}  # fmt: skip
     q = request.q if query_map is None else query_map(request.q)
     logit = eager.logits(prepare(q, request.k, request.v, scheme, scale=request.scale, **where))
     visible = request.visible()

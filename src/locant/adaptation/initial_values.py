@@ -62,8 +62,9 @@ def measured_curve(requests: list[Request], goal: list[Tensor]) -> Curve:
     counts = torch.zeros(size, dtype=torch.float64)
     for request, p in zip(requests, goal, strict=True):
         plain = prepare(
-            request.q, request.k, request.v, None, causal=request.causal, mask=request.mask, scale=request.scale
-        )
+            request.q, request.k, request.v, None, causal=request.causal, mask=request.mask, scale=request.scale,
+            softcap=request.softcap,
+        )  # fmt: skip
         difference = (p.clamp(min=FLOOR).log() - eager.logits(plain)).cpu().double()  # [B, H, Lq, Lk]
         visible = request.visible()
         # [1, Lq, Lk]: sequences are not padded, so all rows of a batch have the same visible keys

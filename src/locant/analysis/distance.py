@@ -94,7 +94,7 @@ class _LogitSums:
         logit = eager.logits(request).double()
         mask = request.visible()
         visible = torch.ones_like(logit, dtype=torch.bool) if mask is None else mask.expand_as(logit)
-        weight = logit.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
+        weight = eager.softmax(request, logit.masked_fill(~visible, -torch.inf)).nan_to_num(0.0)
         counts = visible.sum(-1, keepdim=True).clamp(min=1)
         logit = (logit - (logit * visible).sum(-1, keepdim=True) / counts) * visible
         if not logit.isfinite().all():

@@ -17,7 +17,8 @@ from locant.schemes.base import Scheme
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scheme: Scheme | None = None, *, q_pos: Tensor | None = None,
     k_pos: Tensor | None = None, mask: Tensor | None = None, causal: bool = False, scale: float | None = None,
-    dropout: float = 0.0, impl: str = "auto", need_weights: Literal[False] = False,
+    softcap: float | None = None, sinks: Tensor | None = None, dropout: float = 0.0, impl: str = "auto",
+    need_weights: Literal[False] = False,
 ) -> Tensor: ...  # fmt: skip
 
 
@@ -25,7 +26,8 @@ def attend(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scheme: Scheme | None = None, *, q_pos: Tensor | None = None,
     k_pos: Tensor | None = None, mask: Tensor | None = None, causal: bool = False, scale: float | None = None,
-    dropout: float = 0.0, impl: str = "auto", need_weights: Literal[True],
+    softcap: float | None = None, sinks: Tensor | None = None, dropout: float = 0.0, impl: str = "auto",
+    need_weights: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -40,6 +42,8 @@ def attend(
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     dropout: float = 0.0,
     impl: str = "auto",
     need_weights: bool = False,
@@ -55,10 +59,15 @@ def attend(
                   to [B, H, Lq, Lk]. Packed sequences need one: positions alone do not keep them apart.
     causal        a query may attend to keys at its own position and before: k_pos ≤ q_pos.
     scale         of the logits; by default the scheme's own, 1/√D for nearly all.
+    softcap       a number above 0: every logit, all terms of the scheme included, becomes softcap · tanh(logit /
+                  softcap) before the mask is applied (Gemma 2). A bias of −∞ becomes −softcap: it hides no key.
+    sinks         [H], one more logit per head: it takes part in the softmax and has no value (gpt-oss). `softcap` does
+                  not apply to it. It gets a gradient.
     dropout       on the attention weights, active whenever it is above 0.
     impl          "auto" (the rules are in `locant.attention.choice`), or the name of a back end: `attend` uses that
                   back end or raises an error.
-    need_weights  also return the weights [B, H, Lq, Lk].
+    need_weights  also return the weights [B, H, Lq, Lk]. With `sinks` a row sums to less than 1: the rest is the
+                  weight of the sink.
 
     Tables and softmax are computed in float32 or wider. A query that may attend to no key gets zeros. Keys and values
     must be finite where they are masked too: 0 · NaN is NaN, here as in PyTorch.
@@ -68,8 +77,8 @@ def attend(
     full_precision = torch.autocast(kind, enabled=False) if _autocasts(kind) else nullcontext()
     with full_precision:
         request = prepare(
-            q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, causal=causal, scale=scale, dropout=dropout,
-            need_weights=need_weights,
+            q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, causal=causal, scale=scale, softcap=softcap,
+            sinks=sinks, dropout=dropout, need_weights=need_weights,
         )  # fmt: skip
         backend = choose(request, impl)
         if request.q.shape[0] == 0 or request.q.shape[2] == 0:  # no queries

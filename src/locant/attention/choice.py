@@ -34,6 +34,7 @@ What a back end does not support (`eager` supports everything):
     a logit that is not a function of the offset alone (pair)             ×              ×
     a scalar gain                                                                 ×
     a vector gain, or a value term                                                ×      ×
+    a softcap, or sinks                                                           ×
     query or key vectors in a scheme without a reach                                     ×
     offsets that are not consecutive (`Offsets.inverse`)                  ×              ×
     dropout                                                                              ×
@@ -140,6 +141,10 @@ def sdpa_unsupported(request: Request) -> str | None:
     cannot = [name for name in ("gain", "value") if name in request.terms.used()]
     if cannot:
         return f"{request.scheme} uses {' and '.join(cannot)}, which do not fit into a mask"
+    if request.softcap is not None:
+        return "torch's kernel has no softcap"
+    if request.sinks is not None:
+        return "torch's kernel has no sinks, and a mask that holds them would have an entry for every pair"
     if request.need_weights:
         return NO_WEIGHTS
     return NO_TRANSFORMS if _transformed() else None
@@ -167,8 +172,8 @@ def flex_unsupported(request: Request) -> str | None:
         whose = "" if request.q.dtype == torch.float64 else f", which {request.scheme} needs at these positions"
         return f"FlexAttention does not compute in float64{whose}"
     if request.q.device.type == "cpu":
-        tensors = [request.q, request.k, request.v, *terms.tables().values()]
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        tensors = [request.q, request.k, request.v, request.sinks, *terms.tables().values()]
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
             return "FlexAttention has no backward pass on CPUs"
     if find_spec("torch.nn.attention.flex_attention") is None:
         return f"torch {torch.__version__} has no FlexAttention"

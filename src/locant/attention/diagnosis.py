@@ -39,7 +39,7 @@ def diagnose() -> list[Finding]:
         Finding("torch", None, f"{torch.__version__}, {torch.get_num_threads()} threads"),
         Finding("GPU", None, torch.cuda.get_device_name() if gpu else "none that torch can use"),
         *_diagnose_kernel(),
-        Finding("sdpa", True, "torch's own kernel; a bias is a view"),
+        Finding("sdpa", True, "torch's own kernel; a bias is a view; no softcap, no sinks"),
         Finding("flex", gpu, "the back end for GPUs" if gpu else "for GPUs; here only forward, to compare with"),
         Finding("eager", True, "the reference; it runs everywhere"),
     ]

@@ -1,7 +1,9 @@
 """The reference back end: every term as the equation writes it, in float32 or wider.
 
     logit_ij = scale · ( (R_i q_i)ᵀ G_r (R_j k_j)  +  q_i·a_r  +  k_j·c_r )  +  b_r  +  pair_ij
-    out_i    = Σ_j softmax(logit)_ij · (v_j + u_r)
+    logit_ij → cap · tanh(logit_ij / cap)                                                    with a softcap
+    w_ij     = exp(logit_ij) / ( exp(sink) + Σ_j exp(logit_ij) )                             exp(sink) = 0 without sinks
+    out_i    = Σ_j w_ij · (v_j + u_r)
 
 In float64 it defines the correct result; other back ends are compared with it. It computes slices of the queries one
 after another, so only a bounded part of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward.
@@ -38,6 +40,7 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
         mask = None if request.mask is None else request.mask.clone()
         request = replace(request, mask=mask, positions=(request.q_pos.clone(), request.k_pos.clone()))
         tensors = [q, k, v, *rotated, *request.terms.tables().values(), *request.scheme.parameters()]
+        tensors += [] if request.sinks is None else [request.sinks]
         versions = [(tensor, tensor._version) for tensor in tensors]
     outs, weights = [], []
     for rows in slices:
@@ -55,13 +58,14 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
 def _attend_unchanged(versions: list[tuple[Tensor, int]], *args: Any) -> tuple[Tensor, Tensor]:
     if any(tensor._version != version for tensor, version in versions):
         raise RuntimeError(
-            "q, k, v or a parameter of the scheme was changed in place between the forward and the backward pass"
+            "q, k, v, the sinks or a parameter of the scheme was changed in place between the forward and the backward "
+            "pass; change it after the backward pass, or pass a copy"
         )
     return _attend_rows(*args)
 
 
 def logits(request: Request) -> Tensor:
-    """The logits [B, H, Lq, Lk] of a request, before masking."""
+    """The logits [B, H, Lq, Lk] of a request, before masking; after the softcap, if there is one."""
     q, k, _ = in_full(request)
     rotated = _rotated(request, q, k)
     return _logits(request, slice(None), q, k, *rotated)
@@ -90,7 +94,7 @@ def _attend_rows(
         logit = logit.masked_fill(~visible, -torch.inf)
     # A query that may attend to no key, because of a mask or a bias of −∞, gets zeros, not NaN.
     nothing = (logit == -torch.inf).all(-1, keepdim=True)
-    weight = logit.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+    weight = softmax(request, logit.masked_fill(nothing, 0.0)).masked_fill(nothing, 0.0)
     weight = F.dropout(weight, request.dropout) if request.dropout else weight
     out = weight @ v.to(weight.dtype)
     if request.terms.value is not None:
@@ -105,6 +109,14 @@ def _attend_rows(
     return out.masked_fill(nothing, 0.0), weight
 
 
+def softmax(request: Request, logit: Tensor) -> Tensor:
+    """The softmax of logits [B, H, rows, Lk], over the keys and the sink of a head; without the weight of the sink."""
+    if request.sinks is None:
+        return logit.softmax(-1)
+    sink = request.sinks.to(logit.dtype)[:, None, None].expand(*logit.shape[:3], 1)
+    return torch.cat([logit, sink], dim=-1).softmax(-1)[..., :-1]
+
+
 def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, rotated_q: Tensor, rotated_k: Tensor) -> Tensor:
     content, gain = rotated_q[:, :, rows], request.terms.gain
     if gain is None:
@@ -116,7 +128,8 @@ def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, rotated_q: Tens
         else:
             product = torch.einsum("bhid,bhjd,bhijd->bhij", content, rotated_k, by_pair)
     added = added_logits(request, rows, q, k)
-    return request.scale * product if added is None else request.scale * product + added
+    logit = request.scale * product if added is None else request.scale * product + added
+    return logit if request.softcap is None else request.softcap * torch.tanh(logit / request.softcap)
 
 
 def added_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor | None:

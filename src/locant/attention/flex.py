@@ -2,6 +2,9 @@
 
     score  →  score · gain[r] + QA[i, r] + KC[j, r] + bias[r]         QA = scale · q queryᵀ,  KC = scale · k keyᵀ
 
+A softcap follows in the same function. A sink is the first key of the padding: its score is the sink of the head, every
+query sees it, and its value is 0.
+
 The tables are captured tensors. Products of queries or keys with a table are computed before the kernel, one column
 per offset within the scheme's reach; so a query or key term needs a reach. Lengths are padded to that of a bucket, and
 masked, so one compiled kernel serves every length of the bucket.
@@ -37,7 +40,7 @@ def attend(request: Request) -> tuple[Tensor, None]:
     """The output [B, H, Lq, Dv] in the dtype of q, and None: FlexAttention returns no weights."""
     q, k, v = (x.to(request.content_dtype) for x in (*request.rotated, request.v))
     lq, lk = q.shape[2], k.shape[2]
-    more_q, more_k = bucket(lq) - lq, bucket(lk) - lk
+    more_q, more_k = bucket(lq) - lq, bucket(lk + (request.sinks is not None)) - lk
     terms, lo, b = request.terms, request.offsets.lo, q.shape[0]
     # Columns for the offsets of any length in the bucket, which repeat the last one, as beyond the reach.
     columns = max(bucket(lq) + bucket(lk), bucket(request.offsets.count))
@@ -53,17 +56,20 @@ def attend(request: Request) -> tuple[Tensor, None]:
     k_pos = F.pad(request.k_pos, (0, more_k)).expand(b, -1).contiguous()
     q = F.pad(q, (0, 0, 0, more_q))
     k, v = (F.pad(x, (0, 0, 0, more_k)) for x in (k, v))
-    exists = torch.arange(lk + more_k, device=q.device) < lk  # False for the keys of the padding
+    places = torch.arange(lk + more_k, device=q.device)
+    exists, is_sink = places < lk, None if request.sinks is None else places == lk
     mask = None if request.mask is None else F.pad(request.mask.expand(-1, -1, lq, lk), (0, more_k, 0, more_q))
-    block_mask = _block_mask(request, q.shape, k.shape[2], exists, mask, q_pos, k_pos)
-    inputs = (q, k, v, bias, gain, by_query, by_key, q_pos + lo, k_pos, block_mask, request.scale)
+    block_mask = _block_mask(request, q.shape, k.shape[2], exists, is_sink, mask, q_pos, k_pos)
+    inputs = (q, k, v, bias, gain, by_query, by_key, q_pos + lo, k_pos, block_mask, request.scale, request.softcap,
+              request.sinks, is_sink)  # fmt: skip
     out = _run(*inputs) if torch.compiler.is_compiling() else _run_compiled(*inputs)
     return out[:, :, :lq].to(request.q.dtype), None
 
 
 def _run(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, gain: Tensor | None, by_query: Tensor | None,
-    by_key: Tensor | None, first: Tensor, k_pos: Tensor, block_mask: Any, scale: float,
+    by_key: Tensor | None, first: Tensor, k_pos: Tensor, block_mask: Any, scale: float, softcap: float | None,
+    sinks: Tensor | None, is_sink: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """FlexAttention on padded tensors. `first` [B, Lq] is the key position of each query's column 0.
 
@@ -85,9 +91,14 @@ def _run(
             score = score + by_key[b, h, j, column]
         if bias is not None:
             score = score + bias[h if bias.shape[0] > 1 else 0, column]
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        if sinks is not None and is_sink is not None:
+            score = torch.where(is_sink[j], sinks[h], score)
         return score
 
-    mod: Callable[..., Tensor] | None = score_mod if tables or products else None
+    changes = tables or products or sinks is not None or softcap is not None
+    mod: Callable[..., Tensor] | None = score_mod if changes else None
     out = flex_attention(
         q, k, v, score_mod=mod, block_mask=block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -109,7 +120,8 @@ def _run_compiled(*inputs: Any) -> Tensor:
 
 
 def _block_mask(
-    request: Request, q_shape: torch.Size, keys: int, exists: Tensor, mask: Tensor | None, q_pos: Tensor, k_pos: Tensor,
+    request: Request, q_shape: torch.Size, keys: int, exists: Tensor, is_sink: Tensor | None, mask: Tensor | None,
+    q_pos: Tensor, k_pos: Tensor,
 ) -> Any:  # fmt: skip
     """The blocks of queries and keys with a visible pair, and the pairs that are visible in them."""
     from torch.nn.attention.flex_attention import create_block_mask
@@ -125,7 +137,7 @@ def _block_mask(
             visible = visible & (k_pos[bb, j] <= q_pos[bb, i])
         if mask is not None:
             visible = visible & mask[bb if mask_b > 1 else 0, hh if mask_h > 1 else 0, i, j]
-        return visible
+        return visible if is_sink is None else visible | is_sink[j]
 
     return create_block_mask(mask_mod, rows, h if mask_h > 1 else 1, queries, keys, device=q_pos.device)
 

@@ -1,7 +1,10 @@
 /* Attention with every table of `locant.terms.Terms`, forward and backward, in tiles: memory linear in the length.
 
    logit_ij = scale · ( (q_i ∘ gain_r)·k_j  +  p_i·query_r  +  t_j·key_r )  +  bias_r        r = k_pos[j] − q_pos[i]
+   logit_ij → softcap · tanh(logit_ij / softcap)                                            if there is a softcap
    out_i    = Σ_j softmax(logit)_ij · (v_j + value_r)
+
+   With sinks, the softmax of head h has one more logit, sinks[h], without a value: the softmax starts from it.
 
    q and k are the (possibly rotated) content; p and t are q and k without the rotation (raw_q, raw_k). Column 0 of the
    tables is for r = first_offset. An offset beyond either end of the tables takes the column at that end.
@@ -110,6 +113,22 @@ INLINE vec exp_lanes(vec x) {
   p = p * r * r + r + 1.0f;
   const ivec power = ((ivec)shifted << 23) + (ivec)p;
   return choose(x != x, x, (vec)(~tiny & power));
+}
+
+/* tanh of each lane to about 2 units in the last place; NaN of NaN. Up to 0.625 a polynomial, minimax of the relative
+   error: there 1 − e^(−2x) would cancel. */
+INLINE vec tanh_lanes(vec x) {
+  const ivec sign = (ivec)x & INT32_MIN;
+  const vec size = (vec)((ivec)x & INT32_MAX), square = x * x;
+  vec p = broadcast(-5.7049873285e-3f);
+  p = p * square + 2.0639088005e-2f;
+  p = p * square - 5.3739715368e-2f;
+  p = p * square + 1.3331441581e-1f;
+  p = p * square - 3.3333280683e-1f;
+  const vec near_zero = p * square * x + x;
+  const vec e = exp_lanes(size * -2.0f);
+  const vec far_from_it = (vec)(sign | (ivec)((1.0f - e) / (1.0f + e)));
+  return choose(size < 0.625f, near_zero, far_from_it);
 }
 
 /* ---------------------------------------------------------------- products */
@@ -295,6 +314,7 @@ typedef struct {
   Int vector_gain; /* gain is [heads, columns, head_dim], not [heads, columns] */
   Int seed;
   double scale, dropout;
+  double softcap; /* 0 if there is none */
   View q, k, v, raw_q, raw_k;
   View out;  /* float32, whatever the rest is: the backward pass starts from it */
   View mask; /* bytes, strides 0 where it broadcasts; data NULL if there is none */
@@ -302,10 +322,13 @@ typedef struct {
   Int q_pos_stride, k_pos_stride;                 /* from row to row of the batch, 0 if all are alike */
   const float *bias, *gain, *query, *key, *value; /* contiguous, NULL if not used */
   Int bias_heads, gain_heads, query_heads, key_heads, value_heads; /* 1 or heads */
-  float *lse; /* [batch, heads, queries, 2]: the largest logit, and the logarithm of Σ_j exp(logit − largest) */
-  View grad;  /* of the output, float32 */
+  const float *sinks;                                              /* [heads], NULL if there are none */
+  float *lse; /* [batch, heads, queries, 2]: the largest logit, and the logarithm of Σ_j exp(logit − largest); the sink
+                 is one of the logits */
+  View grad; /* of the output, float32 */
   View dq, dk, dv, draw_q, draw_k;
   float *dbias, *dgain, *dquery, *dkey, *dvalue; /* as the tables; zero on entry */
+  float *dsinks;                                 /* [batch, heads], to be summed over the batch */
 } Call;
 
 Int locant_call_size(void) { return sizeof(Call); }
@@ -678,6 +701,16 @@ static void scatter_logits(const Call *call, const Tile *tile, const Operands *i
   }
 }
 
+/* logit = softcap · tanh(logit / softcap) */
+static void cap_logits(const Call *call, const Tile *tile, float *logits) {
+  const float cap = (float)call->softcap, inverse = (float)(1 / call->softcap);
+  for (Int i = 0; i < tile->queries; i++)
+    for (Int j = 0; j < tile->keys; j += LANES) {
+      float *at = logits + i * TILE_STRIDE + j;
+      store(at, cap * tanh_lanes(load(at) * inverse));
+    }
+}
+
 /* The logits of a tile, −∞ where hidden and in the lanes from m on. The memory around the tile holds any values.
    `content`: see `keep_content`. */
 static void tile_logits(const Call *call, const Tile *tile, const Operands *in, float *logits, float *content) {
@@ -685,6 +718,7 @@ static void tile_logits(const Call *call, const Tile *tile, const Operands *in, 
   if (tile->kind == FAR) far_logits(call, tile, in, logits, content);
   if (tile->kind == BAND) band_logits(call, tile, in, logits, content);
   if (tile->kind == SCATTER) scatter_logits(call, tile, in, logits, content);
+  if (call->softcap > 0) cap_logits(call, tile, logits);
   for (Int i = 0; i < n; i++)
     for (Int j = m; j < round_up(m, LANES); j++) logits[i * TILE_STRIDE + j] = -INFINITY;
   if (tile->some_hidden)
@@ -882,7 +916,8 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
   if (call->has_raw) read_rows(&call->raw_q, call->bf16, b, h, first_query, n, call->head_dim, width, work->raw_q);
   if (tables->query_rows) far_terms(call, n, width, work->raw_q, tables->query_rows, work->far_query_term);
   memset(work->out, 0, (size_t)(4 * TILE * value_width));
-  for (Int i = 0; i < n; i++) work->largest[i] = -INFINITY, work->sum[i] = 0;
+  const float sink = call->sinks ? call->sinks[h] : -INFINITY;
+  for (Int i = 0; i < n; i++) work->largest[i] = sink, work->sum[i] = sink == -INFINITY ? 0 : 1;
   for (Int first_key = 0; first_key < call->keys; first_key += TILE) {
     const Tile tile = make_tile(call, b, h, first_query, first_key, work->q_spans, work->k_spans);
     if (tile.kind == SKIP) continue;
@@ -1099,6 +1134,18 @@ static void logit_gradients(const Call *call, const Tile *tile, Backward *work, 
   }
 }
 
+/* Multiplies the gradients of capped logits by the derivative of the cap, 1 − (logit / softcap)². Hidden pairs have
+   −∞ there, and a gradient of 0. */
+static void uncap_gradients(const Call *call, const Tile *tile, const float *logits, float *dlogits) {
+  const float inverse = (float)(1 / call->softcap);
+  for (Int i = 0; i < tile->queries; i++)
+    for (Int j = 0; j < tile->keys; j += LANES) {
+      const vec logit = load(logits + i * TILE_STRIDE + j), ratio = logit * inverse;
+      float *at = dlogits + i * TILE_STRIDE + j;
+      store(at, choose(logit == -INFINITY, load(at), load(at) * (1.0f - ratio * ratio)));
+    }
+}
+
 /* SCATTER: table[column of the pair] += W · x_i, by rows of W; by columns, with x_j, if the strides are exchanged */
 static void scatter_collect(const Call *call, const Tile *tile, Backward *work, const float *w, Int row, Int column,
                             Int n, Int m, Int width, const float *x, float *table) {
@@ -1305,6 +1352,7 @@ static void backward_tile(const Call *call, const Tile *tile, Backward *work, co
   };
   tile_logits(call, tile, &operands, logits, tables->gain ? INTERIOR(work->content) : NULL);
   logit_gradients(call, tile, work, tables, logits);
+  if (call->softcap > 0) uncap_gradients(call, tile, logits, dlogits);
   value_gradients(call, tile, work, grads);
   if (grads->bias) collect_scalars(call, tile, work, dlogits, grads->bias);
   const float scale = (float)call->scale;
@@ -1329,6 +1377,14 @@ static void backward_tile(const Call *call, const Tile *tile, Backward *work, co
           1);
 }
 
+/* −Σ_i (weight of the sink) · delta_i, over the queries of a head */
+static float sink_gradient(const Call *call, Int h, const Backward *work) {
+  double sum = 0;
+  for (Int i = 0; i < call->queries; i++)
+    sum -= (double)expf(call->sinks[h] - work->lse[2 * i] - work->lse[2 * i + 1]) * work->delta[i];
+  return (float)sum;
+}
+
 /* The gradients of one query head; those of its keys, values and tables are added to `work` */
 static void backward_head(const Call *call, Int b, Int h, Backward *work, const Tables *tables) {
   const Int d = call->head_dim, width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), queries = call->queries;
@@ -1342,6 +1398,7 @@ static void backward_head(const Call *call, Int b, Int h, Backward *work, const 
     for (Int x = 0; x < call->value_dim; x++) sum += work->rows[x] * work->grad[i * value_width + x];
     work->delta[i] = sum;
   }
+  if (call->dsinks) call->dsinks[b * call->heads + h] = sink_gradient(call, h, work);
   memset(work->dq, 0, (size_t)(4 * queries * width));
   if (call->has_raw) memset(work->draw_q, 0, (size_t)(4 * queries * width));
   if (call->query) far_terms(call, queries, width, work->raw_q, tables->query_rows, work->far_query_term);

@@ -1,8 +1,8 @@
 """Our own CPU kernel: every table, forward and backward, at nearly the cost of plain attention, memory linear in L.
 
 The kernel is `fused.c`, which `build.py` compiles at first use. This file makes it two operators of `torch.library`,
-with shapes for `torch.compile` and a gradient for q, k, v and each table. `Call` is the record of their arguments.
-Operators take flat arguments, so a call is written `forward(*call)` and read back as `Call(*arguments)`.
+with shapes for `torch.compile` and a gradient for q, k, v, each table and the sinks. `Call` is the record of their
+arguments. Operators take flat arguments, so a call is written `forward(*call)` and read back as `Call(*arguments)`.
 
 Dropout is a hash of a seed and the pair: the backward pass drops the same weights again, and none are stored.
 """
@@ -49,25 +49,29 @@ class Call(NamedTuple):
     query: Tensor | None  # [1 or H, R, D]
     key: Tensor | None  # [1 or H, R, D]
     value: Tensor | None  # [1 or H, R, Dv]
+    sinks: Tensor | None  # [H], one more logit per head, without a value
     q_pos: Tensor  # [B, Lq], int64
     k_pos: Tensor  # [B, Lk], int64
     mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]
     seed: Tensor  # [1], int64; of the dropout
     first_offset: int  # the offset of column 0
     scale: float
+    softcap: float | None
     causal: bool
     dropout: float
 
 
 FIELD_TYPES = get_type_hints(Call)
-SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", bool: "bool"}
+SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", float | None: "float?",
+                bool: "bool"}  # fmt: skip
 SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in FIELD_TYPES.items())
 """The fields of `Call` in the language of torch.library."""
 
 TENSORS = tuple(name for name, kind in FIELD_TYPES.items() if kind in (Tensor, Tensor | None))
 TABLES = ("bias", "gain", "query", "key", "value")
 CONTENT = ("q", "k", "v", "raw_q", "raw_k")
-WITH_GRADIENT = (*CONTENT, *TABLES)
+IF_WANTED = (*TABLES, "sinks")
+WITH_GRADIENT = (*CONTENT, *IF_WANTED)
 """The order of the gradients that `backward` returns."""
 NO_GRADIENTS = Call(*(None for _ in Call._fields))  # type: ignore[arg-type]
 
@@ -93,12 +97,14 @@ def make_call(request: Request) -> Call:
         raw_q=raw_q,
         raw_k=raw_k,
         **tables,
+        sinks=request.sinks,
         q_pos=request.q_pos.expand(b, -1),
         k_pos=request.k_pos.expand(b, -1),
         mask=request.mask,
         seed=torch.randint(2**62, (1,)) if request.dropout else torch.zeros(1, dtype=torch.int64),
         first_offset=request.offsets.lo,
         scale=request.scale,
+        softcap=request.softcap,
         causal=request.causal,
         dropout=request.dropout,
     )
@@ -133,13 +139,17 @@ def _empty_outputs(call: Call) -> tuple[Tensor, Tensor]:
 def _backward(grad: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
     """The gradients of `WITH_GRADIENT`, in that order.
 
-    `wanted` has a flag for each of `TABLES`. A field that is None, or a table that is not wanted, gets an empty tensor.
+    `wanted` has a flag for each of `IF_WANTED`. A field that is None or not wanted gets an empty tensor.
     """
     call = Call(*arguments)
     grads = _empty_gradients(call, wanted)
     kernel = _Kernel(call, out, lse)
-    kernel.set_gradients(grad, grads)
+    # One number per sequence and head, so that no two threads write to the same place.
+    by_sequence = lse.new_empty(call.q.shape[:2]) if grads["sinks"].numel() else None
+    kernel.set_gradients(grad, grads, by_sequence)
     kernel.run("locant_backward")
+    if by_sequence is not None:
+        grads["sinks"] = by_sequence.sum(0)
     return list(grads.values())
 
 
@@ -153,7 +163,7 @@ def _empty_gradients(call: Call, wanted: list[bool]) -> dict[str, Tensor]:
     for name in CONTENT:
         x = getattr(call, name)
         grads[name] = call.q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-    for name, want in zip(TABLES, wanted, strict=True):
+    for name, want in zip(IF_WANTED, wanted, strict=True):
         x = getattr(call, name)
         grads[name] = x.new_zeros(x.shape) if x is not None and want else call.q.new_empty(0)
     return grads
@@ -177,7 +187,7 @@ def _gradient(ctx: Any, grad: Tensor, _: Any) -> Call:
     out, lse, *tensors = ctx.saved_tensors
     call = ctx.call._replace(**dict(zip(TENSORS, tensors, strict=True)))
     needed = Call(*ctx.needs_input_grad)
-    grads = backward(grad, out, lse, [getattr(needed, name) for name in TABLES], *call)
+    grads = backward(grad, out, lse, [getattr(needed, name) for name in IF_WANTED], *call)
     found: dict[str, Any] = {name: x for name, x in zip(WITH_GRADIENT, grads, strict=True) if getattr(needed, name)}
     return NO_GRADIENTS._replace(**found)
 
@@ -253,6 +263,7 @@ class _CallStruct(ctypes.Structure):
         *((name, ctypes.c_int64) for name in _SIZES),
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
+        ("softcap", ctypes.c_double),
         *((name, _View) for name in (*CONTENT, "out", "mask")),
         ("q_pos", ctypes.c_void_p),
         ("k_pos", ctypes.c_void_p),
@@ -260,9 +271,10 @@ class _CallStruct(ctypes.Structure):
         ("k_pos_stride", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in TABLES),
         *((f"{name}_heads", ctypes.c_int64) for name in TABLES),
+        ("sinks", ctypes.c_void_p),
         ("lse", ctypes.c_void_p),
         *((name, _View) for name in ("grad", *(f"d{name}" for name in CONTENT))),
-        *((f"d{name}", ctypes.c_void_p) for name in TABLES),
+        *((f"d{name}", ctypes.c_void_p) for name in IF_WANTED),
     ]
 
 
@@ -276,7 +288,8 @@ class _Kernel:
         tables = {name: x.float().contiguous() for name in TABLES if (x := getattr(call, name)) is not None}
         q_pos, k_pos = ((x if x.stride(-1) == 1 else x.contiguous()) for x in (call.q_pos, call.k_pos))
         mask = None if call.mask is None else call.mask.expand(b, h, lq, lk).view(torch.uint8)
-        self.held: list[Any] = [call, out, lse, tables, q_pos, k_pos, mask]
+        sinks = None if call.sinks is None else call.sinks.float().contiguous()
+        self.held: list[Any] = [call, out, lse, tables, q_pos, k_pos, mask, sinks]
         c = self.struct = _CallStruct()
         c.batch, c.heads, c.queries, c.head_dim = b, h, lq, d
         c.kv_heads, c.keys, c.value_dim = call.k.shape[1], lk, call.v.shape[3]
@@ -292,12 +305,17 @@ class _Kernel:
         for name, table in tables.items():
             setattr(c, name, table.data_ptr())
             setattr(c, f"{name}_heads", table.shape[0])
+        c.sinks, c.softcap = None if sinks is None else sinks.data_ptr(), call.softcap or 0.0
         c.lse = lse.data_ptr()
 
-    def set_gradients(self, grad: Tensor, grads: dict[str, Tensor]) -> None:
-        """`grad` is that of the output; the kernel writes into `grads`, except empty ones."""
+    def set_gradients(self, grad: Tensor, grads: dict[str, Tensor], sinks: Tensor | None) -> None:
+        """`grad` is that of the output; the kernel writes into `grads`, except empty ones.
+
+        The gradient of the sinks goes to `sinks` [B, H], for each sequence by itself.
+        """
         grad = grad.float()
-        self.held += [grad, grads]
+        self.held += [grad, grads, sinks]
+        self.struct.dsinks = None if sinks is None else sinks.data_ptr()
         self.struct.grad = _View.of(grad)
         for name in CONTENT:
             setattr(self.struct, f"d{name}", _View.of(grads[name] if grads[name].numel() else None))

@@ -18,6 +18,8 @@ from locant.schemes.nope import Nope
 from locant.terms import Terms
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+SOFTCAPS = (1e-30, 1e30)
+"""The smallest and the largest softcap: back ends compute its reciprocal in float32."""
 DECODING_QUERIES = 32
 """A call with at most this many queries, and more keys, counts as decoding."""
 
@@ -37,6 +39,8 @@ class Request:
     mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]; True = may attend
     causal: bool
     scale: float
+    softcap: float | None  # logits become softcap · tanh(logit / softcap), before the mask
+    sinks: Tensor | None  # [H], in the dtype `wide`: a logit per head that takes part in the softmax, without a value
     dropout: float
     need_weights: bool
 
@@ -92,6 +96,8 @@ def prepare(
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> Request:
@@ -106,6 +112,7 @@ def prepare(
         raise TypeError(f"causal must be True or False, got {causal!r}")
     if scale is not None and (not isinstance(scale, (int, float)) or not math.isfinite(scale)):
         raise TypeError(f"scale must be a finite number, got {scale!r}; multiply q by a scale that is learned")
+    softcap = _softcap(softcap)
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
     b, _, lq, d = q.shape
@@ -123,12 +130,38 @@ def prepare(
     return Request(
         q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets,
         rotated=_rotate(scheme, q, k, positions), positions=positions, mask=_mask(mask, q, lk),
-        causal=causal, scale=scale, dropout=dropout, need_weights=need_weights,
+        causal=causal, scale=scale, softcap=softcap, sinks=_sinks(sinks, q, wide), dropout=dropout,
+        need_weights=need_weights,
     )  # fmt: skip
 
 
 def _decoding(lq: int, lk: int) -> bool:
     return lq <= DECODING_QUERIES and lq < lk
+
+
+def _softcap(softcap: float | None) -> float | None:
+    if softcap is None:
+        return None
+    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
+        raise TypeError(f"softcap must be a number or None, got {softcap!r}")
+    low, high = SOFTCAPS
+    if not low <= softcap <= high:  # NaN is not either
+        raise ValueError(f"softcap must be from {low:g} to {high:g}, got {softcap!r}; pass None for no cap")
+    return float(softcap)
+
+
+def _sinks(sinks: Tensor | None, q: Tensor, wide: torch.dtype) -> Tensor | None:
+    """The sinks in the dtype of the softmax."""
+    if sinks is None:
+        return None
+    if not isinstance(sinks, Tensor) or sinks.dtype not in FLOATS:
+        got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
+        raise TypeError(f"sinks must be a tensor of floating-point numbers, one per query head; got {got}")
+    if sinks.ndim != 1 or sinks.shape[0] != q.shape[1]:
+        raise ValueError(f"sinks must be [{q.shape[1]}], one number per query head; got {_shape(sinks)}")
+    if sinks.device != q.device:
+        raise ValueError(f"sinks must be on the device of q, {q.device}; got {sinks.device}")
+    return sinks.to(wide)
 
 
 def _check_dimensions(scheme: Scheme, q: Tensor) -> None:

@@ -72,11 +72,25 @@ class AttentionCall:
         return self.scheme is None and self.positions is None
 
     @property
+    def softcap(self) -> float | None:
+        """The cap of the logits (Gemma 2); None if the model has none."""
+        return self.others.get("softcap")
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """One more logit per head, [H] (gpt-oss); None if the model has none."""
+        found: Tensor | None = self.others.get("s_aux")
+        return found
+
+    @property
     def is_plain(self) -> bool:
         """Whether positions play no part. Transformers' own attention then computes the same.
 
-        NoPE is plain attention, except for packed sequences, which only positions separate.
+        NoPE is plain attention, except for packed sequences, which only positions separate. Attention with a softcap or
+        sinks is not plain: the sdpa function of transformers refuses the one and ignores the other.
         """
+        if self.softcap is not None or self.sinks is not None:
+            return False
         if self.scheme is None:
             return True
         packed = self._known_positions().q is not None and self.is_causal and self.mask is None
@@ -103,7 +117,7 @@ class AttentionCall:
         if mask is not None:
             mask = mask[..., :lk]
         return {"q": query, "k": key, "v": value, "scheme": self.scheme, "q_pos": q_pos, "k_pos": k_pos, "mask": mask,
-                "causal": causal, "scale": self.scale}  # fmt: skip
+                "causal": causal, "scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}  # fmt: skip
 
     def request(self) -> Request:
         """Returns what `attend` is about to compute. Only for calls with a scheme."""

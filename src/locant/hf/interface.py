@@ -146,11 +146,7 @@ def _bool_mask(mask: Tensor | None) -> Tensor | None:
 
 
 def _compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    for name in () if call.is_native else ("softcap", "s_aux"):
-        if call.others.get(name) is not None:
-            raise NotImplementedError(
-                f"{type(call.module).__name__} uses {name}, which locant cannot combine with a scheme yet"
-            )
+    _check_computable(call)
     if call.is_native or (call.is_plain and not call.weights_wanted):
         bias = {} if call.position_bias is None or call.scheme is not None else {"position_bias": call.position_bias}
         return call.transformers_attention(
@@ -164,6 +160,23 @@ def _compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         impl = getattr(call.module, "locant_impl", "auto")
         out = attend(**call.arguments(), dropout=call.dropout, impl=impl)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _check_computable(call: AttentionCall) -> None:
+    """NotImplementedError if a call would be computed without a part of it."""
+    # Such models apply the indices to the mask only if the attention is named "eager" or "sdpa".
+    if call.others.get("indices") is not None:
+        raise NotImplementedError(
+            f"{type(call.module).__name__} attends to a few keys alone (sparse attention, argument indices), which "
+            f"locant does not compute; use the model without locant"
+        )
+    if call.is_native:
+        return
+    if call.position_bias is not None and call.scheme is None and not call.is_plain:
+        raise NotImplementedError(
+            f"{type(call.module).__name__} has a position bias beside a softcap or sinks, in an attention that gets no "
+            f"scheme; locant cannot compute that. Restore the model with swap(model, 'native')"
+        )
 
 
 def scheme_of(module: nn.Module) -> Scheme | None:
