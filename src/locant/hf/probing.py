@@ -46,8 +46,8 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
                         f"{kind} models cannot be swapped: their attention modules have no attribute is_causal"
                     )
 
-    with through_seam(model), observing(before=record):
-        run_probe(base)
+    with observing(before=record):
+        probe_through_seam(model)
     for path, found in calls.items():
         expected = _layers(base.get_submodule(path))
         if len(found) == 0 or (expected is not None and len(found) != expected):
@@ -56,6 +56,12 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
                 f"{kind} models cannot be swapped: {len(found)} of {expected} layers called the attention; {OUTSIDE}"
             )
     return {path: list(dict.fromkeys(found)) for path, found in calls.items()}  # ALBERT runs one module many times
+
+
+def probe_through_seam(model: PreTrainedModel) -> Tensor:
+    """Runs `run_probe` with the model's own attention through the seam, so that observers see every call."""
+    with through_seam(model):
+        return run_probe(model.base_model)
 
 
 def _layers(stack: nn.Module) -> int | None:

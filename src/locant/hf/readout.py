@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 from locant.hf.families import family_of
 from locant.hf.mechanisms import Read
 from locant.hf.plan import current_schemes, plan_of
-from locant.hf.probing import find_attentions
+from locant.hf.probing import find_attentions, probe_through_seam
 
 
 @dataclass(frozen=True)
@@ -66,5 +67,5 @@ def native(model: PreTrainedModel) -> Native:
         for path, attentions in find_attentions(model, family).items():
             stack = model.base_model.get_submodule(path)
             modules = [model.base_model.get_submodule(attention.name) for attention in attentions]
-            reads.append(family.mechanism.read(stack, modules))
+            reads.append(family.mechanism.read(stack, modules, partial(probe_through_seam, model)))
     return Native(family.mechanism.kind, tuple(reads))

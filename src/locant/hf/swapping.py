@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from locant.hf.listening import observing
 from locant.hf.mechanisms import Embedded, EmbeddedPatches
 from locant.hf.modes import evaluating
 from locant.hf.plan import Attention, Plan, StackPlan, plan_of
-from locant.hf.probing import find_attentions, run_probe
+from locant.hf.probing import find_attentions, probe_through_seam, run_probe
 from locant.hf.readout import Native
 from locant.hf.saving import save_pretrained
 from locant.hf.word_order import WordOrderWarning, advice, is_native, loses_word_order
@@ -172,7 +173,8 @@ def _resolve(
             built = [scheme for scheme in per_layer(entries, len(attentions), **dims) if isinstance(scheme, Scheme)]
             embed, layers = _split(built)
         if keep_native:
-            own = family.mechanism.read(stack, [base.get_submodule(attention.name) for attention in attentions])
+            modules = [base.get_submodule(attention.name) for attention in attentions]
+            own = family.mechanism.read(stack, modules, partial(probe_through_seam, model))
             native_count = native_count or not own.shift_invariant
             if own.layers is not None:
                 # A copy per layer: a table shared by several sums would be saved more than once.

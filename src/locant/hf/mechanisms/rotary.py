@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.hf.mechanisms.base import Read, Replaced, add_embedding, find
+from locant.hf.mechanisms.base import Read, Replaced, Run, add_embedding, find
 from locant.schemes import Rope, Scheme
 
 
@@ -38,7 +38,7 @@ class Rotary:
         setattr(parent, name, Unturned(_speeds(original)[0].shape[0]))
         return [Replaced(parent, name, original), *add_embedding(stack, embed)]
 
-    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+    def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         if self.layout is None:
             raise NotImplementedError(
                 f"cannot read the rotary positions of {type(stack).__name__}: "
