@@ -79,7 +79,7 @@ def family_of(model: PreTrainedModel) -> Family:
         return FAMILIES[kind]
     base = model.base_model
     if isinstance(getattr(base, "rotary_emb", None), nn.Module):
-        return Family(Rotary(layout=None))
+        return Family(Rotary())
     tables = {name for name, module in base.named_modules() if type(module) is nn.Embedding}
     for path in ("embeddings.position_embeddings", "wpe", "embed_positions"):
         if path in tables:
