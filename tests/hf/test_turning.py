@@ -11,6 +11,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 
 import locant
+from locant.hf import families
+from locant.hf.family import Family
 from locant.hf.finding_rotary import find_rotary, rotary_of
 from locant.hf.mechanisms import Rotary
 from locant.hf.mechanisms.unturned import Form, Unturned, form_of_module
@@ -340,9 +342,12 @@ def test_frequencies_that_change_with_the_length_unknown_to_the_config_are_refus
         locant.native(model)
 
 
-def test_a_rotary_module_that_would_not_be_silenced_is_refused():
+def with_two_rotary_modules():
+    """A Llama whose second layer has a rotary module of its own, with other frequencies."""
     model = build("llama", {})
-    model.add_module("another", copy.deepcopy(model.rotary_emb))
+    another = copy.deepcopy(model.rotary_emb)
+    another.inv_freq /= 2
+    model.add_module("another", another)
     attention = model.layers[1].self_attn
     plain = type(attention).forward
 
@@ -351,9 +356,39 @@ def test_a_rotary_module_that_would_not_be_silenced_is_refused():
         return plain(attention, hidden_states, position_embeddings, **kwargs)
 
     attention.forward = forward
+    return model
+
+
+def test_a_rotary_module_that_would_not_be_silenced_is_refused():
+    model = with_two_rotary_modules()
     with pytest.raises(NotImplementedError, match="LlamaRotaryEmbedding makes rotary positions too, beside rotary_emb"):
         locant.native(model)
+
+
+def test_several_rotary_modules_are_found_silenced_and_read(monkeypatch):
+    model = with_two_rotary_modules()
     assert find_rotary(model, model) == ["rotary_emb", "another"]
+    monkeypatch.setitem(families.FAMILIES, "llama", Family(rotary_of(model, model)))
+    found, error = law(model, 12, 60)
+    assert error < 2e-5
+    assert [("scaling=none" in spec, "scaling=table" in spec) for spec in found.rotary] == [
+        (True, False),
+        (False, True),
+    ]
+    locant.swap(model, "nope")
+    assert isinstance(model.another, Unturned)
+    locant.swap(model, "native")
+    assert not isinstance(model.another, Unturned)
+
+
+def test_positions_in_several_dimensions_that_are_equal(monkeypatch):
+    """Qwen2-VL numbers text three times; its rotary module gets [3, batch, length] and returns [batch, length, 8]."""
+    model = build("qwen2_vl_text", {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}})
+    mechanism = rotary_of(model, model)
+    assert mechanism.forms == (Form(False, (("", 8),), dropped=1),)
+    monkeypatch.setitem(families.FAMILIES, "qwen2_vl_text", Family(mechanism))
+    _, error = law(model, 12, 60)
+    assert error < 2e-5
 
 
 def test_a_second_user_of_the_rotations_is_refused():
@@ -406,6 +441,10 @@ def test_what_rotates_nothing():
     assert Unturned(Form(False, (("", 8), ("full", 4))))(x, positions, layer_type="full")[0].shape == (1, 5, 4)
     whole = Unturned(Form(True, (("", 2),), dropped=1))(x, positions.expand(3, 2, 5))
     assert torch.equal(whole, torch.ones(2, 5, 2, dtype=torch.complex64))
+    original = build("llama", {}).rotary_emb
+    replaced = Unturned(Form(False, (("", 8),)), original)
+    assert (replaced.config, replaced.rope_type) == (original.config, "default")
+    assert not list(replaced.buffers())
     with pytest.raises(TypeError, match="called without positions"):
         Unturned(Form(False, (("", 8),)))(x)
 

@@ -33,7 +33,7 @@ class Layer:
     name: str
     turned: AttentionCall
     plain: AttentionCall
-    rotary: list[RotaryCall]  # those that may have turned them
+    rotary: list[RotaryCall]  # those that may have turned them, the likeliest first
 
     @property
     def head_dim(self) -> int:
@@ -68,11 +68,16 @@ def read_layer(stack: nn.Module, attention: nn.Module, runs: TwoRuns) -> Scheme:
             raise NotImplementedError(f"{where} {reason}") from reason
         if turn is None:
             return Nope()
+        explained = False
         for rope in _candidates(stack, call, turn, layer.head_dim):
             error, far = layer.error(rope, positions), _far(rope, call, turn)
-            if error <= 2 * error_limit(plain[0].dtype) and far is None:
+            near = error <= 2 * error_limit(plain[0].dtype)
+            if near and far is None:
                 return rope
+            explained = explained or near
             errors.append(f"{rope}: {error:.1e} of the measured numbers{'' if far is None else ', ' + far}")
+        if explained:  # this call did it; that another one has the same angles nearby means nothing
+            break
     raise NotImplementedError(f"{where} {turn} turn, but no frequencies explain them ({'; '.join(errors)})")
 
 
@@ -87,8 +92,10 @@ def _layer(attention: nn.Module, runs: TwoRuns) -> Layer:
     one, other = turned.calls[0], plain.calls[0]
     if not torch.equal(one.value, other.value) or not _same(one.mask, other.mask):
         raise NotImplementedError(f"{name} uses rotary positions for more than its queries and keys")
-    calls = turned.rotary or [call for call in runs.rotary if call.module in set(attention.modules())] or runs.rotary
-    distinct = {(call.path, call.layer_type): call for call in calls}
+    inside = [call for call in runs.rotary if call.module in set(attention.modules())]
+    distinct: dict[tuple[str, str], RotaryCall] = {}
+    for call in (*turned.rotary, *inside, *runs.rotary):
+        distinct.setdefault((call.path, call.layer_type), call)
     return Layer(name, one, other, list(distinct.values()))
 
 

@@ -34,7 +34,7 @@ class Rotary:
         forms = self.forms or [form_of_module(each) for each in originals.values()]
         for (path, original), form in zip(originals.items(), forms, strict=True):
             parent, name = find(stack, path)
-            setattr(parent, name, Unturned(form))
+            setattr(parent, name, Unturned(form, original))
             replaced.append(Replaced(parent, name, original))
         return [*replaced, *add_embedding(stack, embed)]
 

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from locant.hf.rotary_calls import RotaryCall, layer_type_of, positions_of, tensors_of
 
+PLAIN = (str, int, float, bool, list, tuple, dict)
+"""Types of attributes that `Unturned` takes over."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -29,10 +32,16 @@ class Form:
 
 
 class Unturned(nn.Module):
-    """Replaces a rotary module: cos = 1 and sin = 0, or the complex number 1."""
+    """Replaces a rotary module: cos = 1 and sin = 0, or the complex number 1.
 
-    def __init__(self, form: Form) -> None:
+    It has the config and the plain attributes of the original: some models read them (`mrope_section`).
+    """
+
+    def __init__(self, form: Form, original: nn.Module | None = None) -> None:
         super().__init__()
+        for name, value in vars(original).items() if original is not None else ():
+            if not name.startswith("_") and (name == "config" or isinstance(value, PLAIN)):
+                self.__dict__[name] = value
         self.form = form
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
