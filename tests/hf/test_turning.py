@@ -91,7 +91,7 @@ def test_nothing_turns():
 
 NOT_TURNS = {
     "noise": lambda x: x + 0.01 * vectors(8, seed=1),
-    "little noise on a turn": lambda x: turned(x, 0, [1.0, 0.1], "half") + 1e-4 * vectors(8, seed=1),
+    "little noise on a turn": lambda x: turned(x, 0, [1.0, 0.1, 0.5, 0.2], "half") + 1e-4 * vectors(8, seed=1),
     "an absolute shift": lambda x: x + POSITIONS[:, None] * torch.linspace(-1, 1, 8),
     "a learned matrix": lambda x: x @ torch.randn(8, 8, generator=torch.Generator().manual_seed(2)),
     "a factor that grows": lambda x: x * (1 + 0.1 * POSITIONS[:, None]),
@@ -340,6 +340,52 @@ def test_frequencies_that_change_with_the_length_unknown_to_the_config_are_refus
     model.rotary_emb = Strange(model.rotary_emb)
     with pytest.raises(NotImplementedError, match=r"no frequencies explain them .*other angles than Strange in"):
         locant.native(model)
+
+
+def test_another_module_with_the_same_angles_nearby_does_not_vouch(monkeypatch):
+    model = build("llama", {})
+    model.add_module("another", copy.deepcopy(model.rotary_emb))
+    model.rotary_emb = Strange(model.rotary_emb)
+    model.layers[0].mlp.register_forward_hook(lambda *_: model.another(torch.zeros(1), torch.arange(7)[None]) and None)
+    monkeypatch.setitem(families.FAMILIES, "llama", Family(Rotary(("rotary_emb", "another"))))
+    with pytest.raises(NotImplementedError, match="other angles than Strange"):
+        locant.native(model)
+
+
+def test_rotation_of_the_values_is_refused():
+    model = build("llama", {})
+    attention = model.layers[0].self_attn
+    plain = type(attention).forward
+
+    def forward(hidden_states, position_embeddings, **kwargs):
+        cos = position_embeddings[0]
+        attention.v_proj.register_forward_hook(lambda module, args, out: out * cos.repeat(1, 1, 2), always_call=False)
+        try:
+            return plain(attention, hidden_states, position_embeddings, **kwargs)
+        finally:
+            attention.v_proj._forward_hooks.clear()
+
+    attention.forward = forward
+    with pytest.raises(NotImplementedError, match="LlamaAttention uses rotary positions for more than its queries and"):
+        locant.native(model)
+
+
+class Handing(nn.Module):
+    """Hands on what a rotary module makes."""
+
+    def __init__(self, rotary):
+        super().__init__()
+        self.rotary = (rotary,)  # not a submodule
+
+    def forward(self, *args, **kwargs):
+        return self.rotary[0](*args, **kwargs)
+
+
+def test_a_module_that_hands_rotations_on_is_not_their_source():
+    model = build("llama", {})
+    model.add_module("made", model.rotary_emb)
+    model.rotary_emb = Handing(model.made)
+    assert find_rotary(model, model) == ["made"]
 
 
 def with_two_rotary_modules():
