@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 import locant
+from locant.schemes import Rope
 from locant.schemes.base import DIMS
+from locant.schemes.rope import TABLES
 from tests import oracles
 
 N_HEADS, HEAD_DIM, D_MODEL = 4, 8, 32
@@ -47,7 +49,10 @@ SPECS = [
     "rope:scaling=ntk,factor=4,layout=interleaved",
     "rope:scaling=dynamic,factor=2,original=6",
     "rope:scaling=yarn,factor=4,original=16,theta=50",
+    "rope:scaling=yarn,factor=4,original=16,theta=50,truncate=false,attention_factor=1.3",
     "rope:scaling=llama3,factor=8,original=32",
+    "rope:scaling=table,layout=interleaved,partial=0.5,first=2",
+    "rope:scaling=longrope,original=12,factor=4,partial=0.25,first=5,attention_factor=0.8",
     "xpos",
     "xpos:layout=half,base=600,gamma=0.3",
     "kerple",
@@ -69,6 +74,9 @@ def build(spec: str, *, n_heads: int = N_HEADS, head_dim: int = HEAD_DIM, d_mode
     with torch.no_grad():
         for parameter in scheme.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
+        for part in scheme.parts_of_sum():
+            if isinstance(part, Rope) and part.scaling in TABLES:
+                part.set_speeds(torch.randn(part.speeds.shape, dtype=torch.float64))
     return scheme
 
 
@@ -119,7 +127,7 @@ def by_oracle(
         k_pos.numpy(),
         visible.numpy(),
         scale,
-        {name: value.detach().double().numpy() for name, value in scheme.named_parameters()},
+        {name: value.detach().double().numpy() for name, value in scheme.state_dict().items()},
         {**defaults, **scheme.options()},
         softcap,
         None if sinks is None else sinks.detach().double().numpy(),

@@ -291,8 +291,10 @@ def yarn_frequencies(d: int, o: Options) -> list[float]:
         """The t (a real number) whose pair makes this many turns over the original length."""
         return d * math.log(o["original"] / (2 * math.pi * turns)) / (2 * math.log(o["theta"]))
 
-    low = max(math.floor(index(o["beta_fast"])), 0)
-    high: float = min(math.ceil(index(o["beta_slow"])), d - 1)
+    low, high = index(o["beta_fast"]), index(o["beta_slow"])
+    if o["truncate"]:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, d - 1)
     if high == low:
         high += 0.001
     result = []
@@ -317,7 +319,7 @@ def llama3_frequencies(d: int, o: Options) -> list[float]:
     return result
 
 
-def rope_frequencies(d: int, o: Options, largest: int) -> list[float]:
+def rope_frequencies(d: int, o: Options, largest: int, params: Params) -> list[float]:
     """Frequencies of d rotary dimensions under the chosen scaling; `largest` is the row's largest position."""
     scaling, theta, factor = o["scaling"], o["theta"], o["factor"]
     if scaling == "none":
@@ -333,21 +335,28 @@ def rope_frequencies(d: int, o: Options, largest: int) -> list[float]:
         return yarn_frequencies(d, o)
     if scaling == "llama3":
         return llama3_frequencies(d, o)
+    if scaling == "table":
+        return [float(number) / 2**60 for number in params["speeds"][0]]
+    if scaling == "longrope":
+        return [float(number) / 2**60 for number in params["speeds"][1 if largest + 1 > o["original"] else 0]]
     raise ValueError(f"unknown scaling {scaling!r}")
 
 
-def yarn_magnitude(o: Options) -> float:
-    """0.1 ln(factor) + 1: YaRN's attention factor, which multiplies cos and sin; 1 for every other scaling."""
+def rope_magnitude(o: Options) -> float:
+    """The factor on cos and sin: the option; without it 0.1 ln(factor) + 1 for YaRN, and 1 for other scalings."""
+    if o["attention_factor"] is not None:
+        return float(o["attention_factor"])
     return 0.1 * math.log(o["factor"]) + 1 if o["scaling"] == "yarn" and o["factor"] > 1 else 1.0
 
 
 def rope_rotated(head: Head, x: Array, p: int) -> Array:
-    """R_p x, on the leading int(D partial) dimensions."""
+    """R_p x, on int(D partial) dimensions from `first` on."""
     o = head.options
-    d = int(len(x) * o["partial"])
+    d, begin = int(len(x) * o["partial"]), o["first"]
     largest = max(int(head.q_pos.max()), int(head.k_pos.max()))
-    y = rotated(x, p, rope_frequencies(d, o, largest), o["layout"])
-    y[:d] *= yarn_magnitude(o)
+    y = np.array(x)
+    y[begin : begin + d] = rotated(x[begin : begin + d], p, rope_frequencies(d, o, largest, head.params), o["layout"])
+    y[begin : begin + d] *= rope_magnitude(o)
     return y
 
 

@@ -26,7 +26,7 @@ DEFAULTS = {
     "alibi": {"slopes": "fixed"},
     "rope": {
         "theta": 10000, "layout": "half", "partial": 1, "scaling": "none", "factor": 1, "original": 2048,
-        "beta_fast": 32, "beta_slow": 1, "low": 1, "high": 4,
+        "beta_fast": 32, "beta_slow": 1, "low": 1, "high": 4, "first": 0, "attention_factor": None, "truncate": True,
     },
     "xpos": {"theta": 10000, "base": 512, "gamma": 0.4, "layout": "interleaved"},
     "kerple": {"kind": "log"},
@@ -107,7 +107,8 @@ def test_numbers_above_zero(name, option):
         ("kerple", "kind", ("log", "power")),
         ("rope", "layout", ("half", "interleaved")),
         ("xpos", "layout", ("half", "interleaved")),
-        ("rope", "scaling", ("none", "linear", "ntk", "dynamic", "yarn", "llama3")),
+        ("rope", "scaling", ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "table", "longrope")),
+        ("rope", "truncate", (True, False)),
         ("t5", "bidirectional", (True, False)),
         ("shaw", "values", (True, False)),
     ],
@@ -131,6 +132,9 @@ def test_choices(name, option, choices):
         ("rope", {"partial": 0.1}, "nothing to rotate"),
         ("rope", {"low": 4.0}, "high must be above low"),
         ("rope", {"factor": 2.0}, "does nothing without scaling"),
+        ("rope", {"first": 1}, "8 rotated coordinates from coordinate 1 on do not fit into head_dim = 8"),
+        ("rope", {"first": -1}, "first must be a whole number ≥ 0"),
+        ("rope", {"attention_factor": 0.0}, "attention_factor must be a finite number > 0"),
         ("rope", {"scaling": "ntk", "factor": 2.0, "head_dim": 2}, "at least 4 rotated"),
         ("rope", {"scaling": "dynamic", "factor": 2.0, "head_dim": 2}, "at least 4 rotated"),
         ("t5", {"buckets": 6}, "multiple of 4, got 6"),
@@ -157,6 +161,7 @@ def test_options_that_do_not_go_together(name, options, message):
         ("rope", {"head_dim": 4, "scaling": "ntk", "factor": 2.0}),
         ("rope", {"low": 3.0}),
         ("rope", {"partial": 0.25}),
+        ("rope", {"partial": 0.25, "first": 6}),
     ],
 )
 def test_options_at_the_edge_of_what_goes_together(name, options):

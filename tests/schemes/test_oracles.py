@@ -89,7 +89,7 @@ def test_embeddings(spec):
     scheme = cases.build(spec)
     pos = torch.tensor([[0, 5, 63], [1, 1, 2]])
     got = scheme.embed(pos)
-    params = {name: value.detach().numpy() for name, value in scheme.named_parameters()}
+    params = {name: value.detach().numpy() for name, value in scheme.state_dict().items()}
     options = {"theta": 10000.0, **scheme.options()}
     for row in range(2):
         for column in range(3):

@@ -76,6 +76,14 @@ ROPE = {
         {"rope_type": "yarn", "factor": 2.5, "original_max_position_embeddings": 6},
         "rope:scaling=yarn,factor=2.5,original=6",
     ),
+    "yarn, ramp between pairs": (
+        {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "truncate": False},
+        "rope:scaling=yarn,factor=8,original=256,truncate=false",
+    ),
+    "yarn, other attention factor": (
+        {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "attention_factor": 1.5},
+        "rope:scaling=yarn,factor=8,original=256,attention_factor=1.5",
+    ),
     "llama3": (
         {
             "rope_type": "llama3",

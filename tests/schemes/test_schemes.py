@@ -8,7 +8,7 @@ import torch
 
 import locant
 from locant import schemes
-from locant.schemes import SCHEMES, Scheme, Sum
+from locant.schemes import SCHEMES, Rope, Scheme, Sum
 from tests import cases
 
 
@@ -280,7 +280,8 @@ def test_deepcopy_and_pickle_keep_the_spec():
 
 
 ROTATING = ("rope", "rope:layout=interleaved", "rope:partial=0.5", "rope:layout=interleaved,partial=0.5", "xpos",
-            "xpos:layout=half")  # fmt: skip
+            "xpos:layout=half", "rope:partial=0.5,first=2", "rope:partial=0.5,first=2,layout=interleaved",
+            "rope:partial=0.5,first=3,layout=interleaved")  # fmt: skip
 
 
 @pytest.mark.parametrize("other", [*ROTATING, "tisa", "huang1:clip=3", "huang3:clip=3", "cope:positions=4"])
@@ -296,9 +297,34 @@ def test_a_sum_with_a_rotation_declares_what_it_does(spec, other):
 
 
 @pytest.mark.parametrize("spec", cases.SPECS)
-def test_a_saved_scheme_is_its_parameters(spec):
+def test_a_saved_scheme_is_its_parameters_and_tables(spec):
     scheme = cases.build(spec)
-    assert set(scheme.state_dict()) == {name for name, _ in scheme.named_parameters()}
+    tables = {"speeds"} if "scaling=table" in spec or "scaling=longrope" in spec else set()
+    assert set(scheme.state_dict()) == {name for name, _ in scheme.named_parameters()} | tables
+
+
+def test_a_table_of_speeds_starts_as_rope_and_survives_half_precision_and_saving():
+    q, k, _ = cases.tensors(lq=5, lk=5)
+    pos = torch.tensor([[0, 1, 2, 3, 400]])
+    table, plain = locant.scheme("rope:scaling=table", head_dim=8), locant.scheme("rope", head_dim=8)
+    assert isinstance(table, Rope)
+    for ours, expected in zip(table.rotate(q, k, pos, pos), plain.rotate(q, k, pos, pos), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+    speeds = torch.tensor([[1.0, -0.25, 3e-7, 0.0]], dtype=torch.float64)
+    table.set_speeds(speeds)
+    again = locant.scheme(str(table), head_dim=8).half()
+    again.load_state_dict(table.half().state_dict())
+    assert isinstance(again, Rope)
+    torch.testing.assert_close(again.frequencies(torch.ones(1))[None], speeds, rtol=1e-11, atol=0)
+    assert not list(table.parameters())
+
+
+@pytest.mark.parametrize("bad", [[1.0, 2.0], [[1.0, 2.0, 3.0, 8.0]], [[1.0, 2.0, 3.0, math.nan]]])
+def test_speeds_that_do_not_fit_the_table(bad):
+    with pytest.raises(ValueError, match="speeds must be finite numbers between -8 and 8 of shape"):
+        locant.scheme("rope:scaling=table", head_dim=8).set_speeds(torch.tensor(bad))
+    with pytest.raises(ValueError, match="has no table of speeds; build it with scaling=table"):
+        locant.scheme("rope", head_dim=8).set_speeds(torch.ones(1, 4))
 
 
 def test_names_before_and_after_the_classes_are_imported(monkeypatch):

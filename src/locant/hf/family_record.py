@@ -84,19 +84,26 @@ def restore(model: PreTrainedModel, data: Any) -> None:
     base.__dict__[FOUND] = family
 
 
-def _mechanism(kind: Any, settings: dict[str, Any]) -> Any:
+def _mechanism(kind: Any, settings: Any) -> Any:
+    """Builds a record of plain data; records may contain records."""
     types = get_type_hints(kind)
     fields = {field.name for field in dataclasses.fields(kind)}
-    values = {name: _tuples(value) for name, value in settings.items()}
-    wrong = [name for name, value in values.items() if name not in fields or not _is(value, types[name])]
-    if wrong or set(values) != fields:
+    if not isinstance(settings, dict) or set(settings) != fields:
+        raise ValueError(f"the settings of {kind.__name__} are damaged: {shortened(settings)}")
+    values = {name: _value(value, types[name]) for name, value in settings.items()}
+    if not all(_is(value, types[name]) for name, value in values.items()):
         raise ValueError(f"the settings of {kind.__name__} are damaged: {shortened(settings)}")
     return kind(**values)
 
 
-def _tuples(value: Any) -> Any:
-    """JSON has lists where a record has tuples."""
-    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
+def _value(value: Any, expected: Any) -> Any:
+    """A value of a record from its JSON, which has lists in place of tuples, and objects in place of records."""
+    options: list[Any] = list(getattr(expected, "__args__", ()))
+    if isinstance(value, list):
+        return tuple(_value(each, options[0] if options else None) for each in value)
+    if isinstance(value, dict) and dataclasses.is_dataclass(expected):
+        return _mechanism(expected, value)
+    return value
 
 
 def _is(value: Any, expected: Any) -> bool:

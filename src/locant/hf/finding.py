@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from locant.hf.counting import COUNTS, by_index
 from locant.hf.families import FAMILIES, OUTSIDE, REFUSED
 from locant.hf.family import Family, StartsAt, these_stacks
-from locant.hf.mechanisms import Bias, Biases, CarriedTable, Mechanism, Nothing, Rotary
+from locant.hf.finding_rotary import rotary_of
+from locant.hf.mechanisms import Bias, Biases, CarriedTable, Mechanism, Nothing
 from locant.hf.running import failing_in_words, probe_inputs, probe_length, probe_tokens, run
 from locant.hf.seam import through_seam
 from locant.hf.watching import Watched, watching
@@ -57,7 +58,7 @@ def find_family(model: PreTrainedModel) -> Family:
             raise NotImplementedError(f"{kind} models cannot be swapped: {OUTSIDE}")
         with watching(base, record=_has_table) as other:
             run(base, probe_inputs(base, tokens.flip(1)))
-        found = {path: _mechanism(base.get_submodule(path), first, other) for path in paths}
+        found = {path: _mechanism(base, base.get_submodule(path), first, other) for path in paths}
         mechanism = found[paths[0]]
         if len(set(found.values())) > 1:
             raise NotImplementedError(
@@ -87,14 +88,16 @@ def _stacks(base: nn.Module, watched: Watched) -> list[str]:
 # ---- how positions enter --------------------------------------------------------------------------
 
 
-def _mechanism(stack: nn.Module, first: Watched, other: Watched) -> Mechanism:
+def _mechanism(base: nn.Module, stack: nn.Module, first: Watched, other: Watched) -> Mechanism:
     """How positions enter one stack."""
-    if isinstance(getattr(stack, "rotary_emb", None), nn.Module):
-        return Rotary(layout=None)
-    tables = _tables(stack, first, other)
-    if len(tables) > 1:
-        paths = ", ".join(table.path for table in tables)
-        raise NotImplementedError(f"{type(stack).__name__} has several tables of positions ({paths})")
+    tables, rotary = _tables(stack, first, other), rotary_of(base, stack)
+    if len(tables) + (rotary is not None) > 1:
+        paths = ", ".join([*(table.path for table in tables), *(() if rotary is None else rotary.paths)])
+        raise NotImplementedError(
+            f"{type(stack).__name__} cannot be swapped: positions enter it in several ways at once ({paths})"
+        )
+    if rotary is not None:
+        return rotary
     if tables:
         return tables[0]
     embeddings = [name for name, module in stack.named_modules() if isinstance(module, nn.Embedding)]

@@ -153,16 +153,22 @@ def _check_schemes(path: str | Path, model: PreTrainedModel, weights: Weights) -
 
     Tables are compared by the end of their names, from the scheme on: transformers renames the rest of some models.
     """
-    shapes: dict[str, list[list[int]]] = {}
+    tables: dict[str, list[tuple[list[int], bool]]] = {}
     for key, value in model.state_dict().items():
         if found := SCHEME.search(key):
-            shapes.setdefault(key[found.start() :].lstrip("."), []).append(list(value.shape))
+            form = list(value.shape), value.is_floating_point()
+            tables.setdefault(key[found.start() :].lstrip("."), []).append(form)
     wrong = []
     for key, entry in weights.tensors.items():
         found = SCHEME.search(key)
-        expected = shapes.get(key[found.start() :].lstrip(".")) if found else None
-        if expected is not None and (list(entry.shape) not in expected or "F" not in entry.dtype):
-            wrong.append(f"{key} {list(entry.shape)} in {entry.dtype}, expected {expected[0]} in floating point")
+        expected = tables.get(key[found.start() :].lstrip(".")) if found else None
+        if expected is not None and not any(
+            list(entry.shape) == shape and ("F" in entry.dtype if floating else entry.dtype == "I64")
+            for shape, floating in expected
+        ):
+            shape, floating = expected[0]
+            kind = "floating point" if floating else "I64"
+            wrong.append(f"{key} {list(entry.shape)} in {entry.dtype}, expected {shape} in {kind}")
     _refuse(path, {"mismatched_keys": wrong})
 
 

@@ -6,6 +6,7 @@ is refused, whatever its name.
 
 from __future__ import annotations
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from locant.hf.call import AttentionCall
@@ -21,8 +22,8 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
     """Returns the self-attention modules of each stack in the order they run, found by running the model once."""
     base, kind = model.base_model, model.config.model_type
     names = {module: name for name, module in base.named_modules()}
-    with through_seam(model), watching(base) as watched:
-        run_probe(base)
+    with watching(base) as watched:
+        probe_through_seam(model)
     outside = watched.attended_elsewhere({length for call in watched.calls for length in _lengths(call)})
     found: dict[str, list[Attention]] = {}
     for path in family.stacks(base):
@@ -42,6 +43,12 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
         attentions = [Attention(names[call.module], call.query.shape[1], call.query.shape[3]) for call in calls]
         found[path] = list(dict.fromkeys(attentions))  # ALBERT runs one module many times
     return found
+
+
+def probe_through_seam(model: PreTrainedModel) -> Tensor:
+    """Runs `run_probe` with the model's own attention through the seam, so that observers see every call."""
+    with through_seam(model):
+        return run_probe(model.base_model)
 
 
 def _lengths(call: AttentionCall) -> tuple[int, int]:

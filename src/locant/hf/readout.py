@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 from locant.hf.finding import family_of
 from locant.hf.mechanisms import Read
 from locant.hf.plan import current_schemes, plan_of
-from locant.hf.probing import find_attentions
+from locant.hf.probing import find_attentions, probe_through_seam
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class Native:
 
     @property
     def rotary(self) -> list[str] | None:
-        """The rotary settings of each layer as spec strings, if positions are rotary."""
+        """The rotary settings of each layer as spec strings, if positions are rotary; "nope" for layers without."""
         layers = [scheme for stack in self.stacks for scheme in stack.layers or []]
-        rotary = layers and all(scheme.rotates and not scheme.has_terms for scheme in layers)
+        alike = all((scheme.rotates and not scheme.has_terms) or scheme.silent for scheme in layers)
+        rotary = alike and any(scheme.rotates for scheme in layers)
         return [str(scheme) for scheme in layers] if rotary else None
 
     def __str__(self) -> str:
@@ -66,5 +68,5 @@ def native(model: PreTrainedModel) -> Native:
         for path, attentions in find_attentions(model, family).items():
             stack = model.base_model.get_submodule(path)
             modules = [model.base_model.get_submodule(attention.name) for attention in attentions]
-            reads.append(family.mechanism.read(stack, modules))
+            reads.append(family.mechanism.read(stack, modules, partial(probe_through_seam, model)))
     return Native(family.mechanism.kind, tuple(reads))

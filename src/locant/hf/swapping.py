@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
@@ -17,7 +18,7 @@ from locant.hf.family_record import to_json
 from locant.hf.finding import family_of
 from locant.hf.modes import evaluating
 from locant.hf.plan import Attention, Plan, StackPlan, plan_of
-from locant.hf.probing import find_attentions
+from locant.hf.probing import find_attentions, probe_through_seam
 from locant.hf.proving import prove
 from locant.hf.readout import Native
 from locant.hf.saving import save_pretrained
@@ -170,7 +171,8 @@ def _resolve(
             built = [scheme for scheme in per_layer(entries, len(attentions), **dims) if isinstance(scheme, Scheme)]
             embed, layers = _split(built)
         if keep_native:
-            own = family.mechanism.read(stack, [base.get_submodule(attention.name) for attention in attentions])
+            modules = [base.get_submodule(attention.name) for attention in attentions]
+            own = family.mechanism.read(stack, modules, partial(probe_through_seam, model))
             native_count = native_count or not own.shift_invariant
             if own.layers is not None:
                 # A copy per layer: a table shared by several sums would be saved more than once.

@@ -5,7 +5,7 @@ positions by a module that adds nothing, or by the embedding of a scheme; and `r
 `silence` returns what it replaced, so it can be restored bit for bit.
 """
 
-from locant.hf.mechanisms.base import Mechanism, Read, Replaced
+from locant.hf.mechanisms.base import Mechanism, Read, Replaced, Run
 from locant.hf.mechanisms.bias import Bias, Biases, TableAndBias
 from locant.hf.mechanisms.nothing import Nothing
 from locant.hf.mechanisms.patches import EmbeddedPatches, Patches
@@ -34,6 +34,7 @@ __all__ = [
     "Read",
     "Replaced",
     "Rotary",
+    "Run",
     "Table",
     "TableAfterPadding",
     "TableAfterTwo",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,6 +48,10 @@ class Read:
         return all(scheme is None or scheme.shift_invariant for scheme in [self.embed, *(self.layers or [])])
 
 
+Run = Callable[[], object]
+"""Runs a few tokens through a model. Its attention goes through the seam, so observers see every call."""
+
+
 class Mechanism(Protocol):
     """One way in which positions enter a stack."""
 
@@ -59,8 +64,8 @@ class Mechanism(Protocol):
         """Removes the native positions (unless `keep`), adds `embed`, and returns what was replaced."""
         ...
 
-    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
-        """Returns the native positions as schemes, one per attention module."""
+    def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
+        """Returns the native positions as schemes, one per attention module. `run` is for measurements."""
         ...
 
     def width(self, stack: nn.Module) -> int:

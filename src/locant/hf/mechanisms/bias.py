@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant.hf.mechanisms.base import Read, Replaced, add_embedding, embedding_width, find
+from locant.hf.mechanisms.base import Read, Replaced, Run, add_embedding, embedding_width, find
 from locant.hf.mechanisms.table import TableAfterPadding, learned
 from locant.hf.methods import replace_method
 from locant.schemes import T5, Scheme
@@ -36,7 +36,7 @@ class Bias:
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
         return [_unbias(stack, self.path), *add_embedding(stack, embed)]
 
-    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+    def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         parent, name = find(stack, self.path)
         weight = getattr(parent, name).weight
         distance: Any = parent.relative_attention_max_distance
@@ -61,7 +61,7 @@ class TableAndBias(TableAfterPadding):
         bias = Replaced(encoder, "compute_position_bias", None)
         return [*super().silence(stack, embed, keep), _unbias(stack, self.bias), bias]
 
-    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+    def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         weight: Any = stack.get_submodule(self.bias).weight
         if weight.shape[0] != 32:  # the model uses 32, whatever its config says
             raise NotImplementedError(
@@ -81,7 +81,7 @@ class Biases:
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
         return [*(_unbias(stack, path) for path in self.paths), *add_embedding(stack, embed)]
 
-    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+    def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         found = {}
         for path in self.paths:
             parent: Any = find(stack, path)[0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from locant.hf.mechanisms.base import Read, Replaced, add_embedding, embedding_width
+from locant.hf.mechanisms.base import Read, Replaced, Run, add_embedding, embedding_width
 from locant.schemes import Nope, Scheme
 
 
@@ -19,7 +19,7 @@ class Nothing:
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
         return add_embedding(stack, embed)
 
-    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+    def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         return Read(self.kind, None, [Nope() for _ in attentions])
 
     def width(self, stack: nn.Module) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from locant.hf.interface import EMBED
-from locant.hf.mechanisms.base import Read, Replaced, find
+from locant.hf.mechanisms.base import Read, Replaced, Run, find
 from locant.hf.mechanisms.table import learned
 from locant.schemes import Scheme
 
@@ -67,7 +67,7 @@ class Patches:
         parent.register_forward_hook(_take_patches)
         return [Replaced(parent, name, original, hooks=(_put_patches, _take_patches)), Replaced(parent, EMBED, None)]
 
-    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+    def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         return Read(self.kind, learned(self.table(stack)[0]), None)
 
     def width(self, stack: nn.Module) -> int:

@@ -1,98 +1,64 @@
-"""Rotary positions: cos and sin are computed once per forward and used in every layer."""
+"""Rotary positions: cos and sin are computed once per forward and used in every layer, or in every layer anew."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from locant.hf.mechanisms.base import Read, Replaced, add_embedding, embedding_width, find
-from locant.schemes import Rope, Scheme
-
-
-class Unturned(nn.Module):
-    """Replaces a rotary embedding: cos = 1 and sin = 0 rotate nothing."""
-
-    def __init__(self, pairs: int) -> None:
-        super().__init__()
-        self.pairs = pairs
-
-    def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        one = torch.ones((), dtype=x.dtype, device=x.device).expand(*position_ids.shape, 2 * self.pairs)
-        return one, torch.zeros_like(one[:1, :1]).expand_as(one)
+from locant.hf.mechanisms.base import Read, Replaced, Run, add_embedding, embedding_width, find
+from locant.hf.mechanisms.unturned import Form, Unturned, form_of_calls, form_of_module
+from locant.hf.rotary_calls import RotaryCall
+from locant.hf.rotary_layers import read_layer
+from locant.hf.two_runs import first_run, second_run
+from locant.schemes import Scheme
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """cos and sin made once per forward and applied in every layer (Llama and most since)."""
+    """Modules that make cos and sin, which the attention modules apply to queries and keys (Llama and most since).
 
-    path: str = "rotary_emb"
-    layout: str | None = "half"  # None: unknown, so it can be silenced but not read
+    Nothing is known about a family but where these modules are. Which coordinates turn, in which pairs and how fast is
+    measured in two runs (`two_runs`, `turning`).
+    """
+
+    paths: tuple[str, ...] = ("rotary_emb",)
+    """Where the modules are, below the stack."""
+    forms: tuple[Form, ...] = ()
+    """What they return, one each. Without it the modules must be called as transformers' own are (`form_of_module`)."""
     kind: str = "rotary"
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
-        parent, name = find(stack, self.path)
-        original = getattr(parent, name)
-        setattr(parent, name, Unturned(_speeds(original)[0].shape[0]))
-        return [Replaced(parent, name, original), *add_embedding(stack, embed)]
+        replaced = []
+        originals = self.modules(stack)
+        forms = self.forms or [form_of_module(each) for each in originals.values()]
+        for (path, original), form in zip(originals.items(), forms, strict=True):
+            parent, name = find(stack, path)
+            setattr(parent, name, Unturned(form, original))
+            replaced.append(Replaced(parent, name, original))
+        return [*replaced, *add_embedding(stack, embed)]
 
-    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
-        if self.layout is None:
-            raise NotImplementedError(
-                f"cannot read the rotary positions of {type(stack).__name__}: "
-                f"locant does not know how they pair coordinates"
-            )
-        rotary = stack.get_submodule(self.path)
-        return Read(self.kind, None, [_rope(stack, rotary, attention, self.layout) for attention in attentions])
+    def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
+        runs = first_run(run, attentions, self.modules(stack), stack)
+        replaced = self.described(runs.rotary).silence(stack, None, keep=False)
+        try:
+            second_run(run, runs)
+        finally:
+            for each in reversed(replaced):
+                each.put_back()
+        return Read(self.kind, None, [read_layer(stack, attention, runs) for attention in attentions])
 
     def width(self, stack: nn.Module) -> int:
         return embedding_width(stack)
 
+    def modules(self, stack: nn.Module) -> dict[str, nn.Module]:
+        """Returns the rotary modules by their paths."""
+        return {path: stack.get_submodule(path) for path in self.paths}
 
-def _speeds(rotary: nn.Module, layer_type: str | None = None) -> tuple[Tensor, float]:
-    """Radians per position, and the factor on cos and sin, that the model uses now."""
-    for prefix in (f"{layer_type}_", "full_attention_", ""):
-        speed = getattr(rotary, f"{prefix}inv_freq", None)
-        if speed is not None:
-            return speed, float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
-    raise NotImplementedError(
-        f"{type(rotary).__name__} has no inv_freq: locant does not know this kind of rotary embedding"
-    )
-
-
-def _rope(stack: nn.Module, rotary: nn.Module, attention: nn.Module, layout: str) -> Rope:
-    """The rotary settings of one layer, read from the config and compared with the frequencies in use."""
-    config: Any = stack.config
-    types = getattr(config, "layer_types", None)
-    layer_type = types[attention.layer_idx] if types is not None else None
-    parameters = config.rope_parameters
-    if layer_type is not None and layer_type in parameters:
-        parameters = parameters[layer_type]
-    speed, magnitude = _speeds(rotary, layer_type)
-    head_dim = int(attention.head_dim) if hasattr(attention, "head_dim") else int(attention.head_size)  # type: ignore[arg-type]
-
-    kind = parameters.get("rope_type", "default")
-    names = {"factor": "factor", "original_max_position_embeddings": "original", "beta_fast": "beta_fast",
-             "beta_slow": "beta_slow", "low_freq_factor": "low", "high_freq_factor": "high"}  # fmt: skip
-    options: dict[str, Any] = {ours: parameters[theirs] for theirs, ours in names.items() if parameters.get(theirs)}
-    if kind == "dynamic":
-        options["original"] = config.max_position_embeddings
-    if kind == "default":
-        options = {}
-    scaling = "none" if kind == "default" else kind
-    rope = Rope(
-        theta=float(parameters["rope_theta"]),
-        layout=layout,
-        partial=2 * speed.shape[0] / head_dim,
-        scaling=scaling,
-        head_dim=head_dim,
-        **options,
-    )
-    ours = rope.frequencies(torch.ones(1, dtype=torch.long)).flatten().to(speed)
-    if not torch.allclose(ours, speed, rtol=1e-4, atol=0) or abs(rope.magnitude() - magnitude) > 1e-4:
-        raise NotImplementedError(
-            f"the rotary settings {parameters} of {type(stack).__name__} do not give the frequencies of {rope}"
-        )
-    return rope
+    def described(self, calls: list[RotaryCall]) -> Rotary:
+        """Returns the same mechanism with the forms that calls of its modules had."""
+        missing = [path for path in self.paths if not any(call.path == path for call in calls)]
+        if missing:
+            raise NotImplementedError(f"the model did not call its rotary modules {', '.join(missing)}")
+        forms = [form_of_calls(call for call in calls if call.path == path) for path in self.paths]
+        return replace(self, forms=tuple(forms))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from locant.hf.carrying import carried
-from locant.hf.mechanisms.base import Read, Replaced, find
+from locant.hf.mechanisms.base import Read, Replaced, Run, find
 from locant.schemes import Learned, Scheme
 
 
@@ -61,7 +61,7 @@ class Table:
         setattr(parent, name, Embedded(embed, original if keep else None, self.first(stack)))
         return [Replaced(parent, name, original)]
 
-    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+    def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         return Read(self.kind, learned(self.table(stack)[self.first(stack) :]), None)
 
     def width(self, stack: nn.Module) -> int:
