@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from locant.hf.counting import by_mask, by_token
-from locant.hf.family import Family, Seam, after_padding, two_stacks
+from locant.hf.family import Family, after_padding, two_stacks
 from locant.hf.mechanisms import (
     Bias,
     CountingTable,
@@ -21,16 +21,11 @@ from locant.hf.mechanisms import (
     Table,
     TableAfterPadding,
     TableAfterTwo,
-    TableAndBias,
 )
-from locant.hf.seams import mpnet
+from locant.hf.seams.families import SEAM_FAMILIES
 
 BERT = Family(Table("embeddings.position_embeddings"))
 ROBERTA = Family(TableAfterPadding("embeddings.position_embeddings"), count=by_token, shift=after_padding)
-MPNET = Family(
-    TableAndBias("embeddings.position_embeddings"), count=by_token, shift=after_padding,
-    seam=Seam(mpnet.open_seam, mpnet.close_seam),
-)  # fmt: skip
 ROTARY = Family(Rotary())
 T5 = Family(Bias(), stacks=two_stacks)
 
@@ -42,7 +37,6 @@ FAMILIES: dict[str, Family] = {
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
     "camembert": ROBERTA,
-    "mpnet": MPNET,
     "modernbert": ROTARY,
     "gpt2": Family(Table("wpe")),
     "opt": Family(TableAfterTwo("embed_positions"), stacks=two_stacks, count=by_mask),
@@ -57,16 +51,13 @@ FAMILIES: dict[str, Family] = {
     "mt5": T5,
     "bart": Family(CountingTable("embed_positions"), stacks=two_stacks),
     "vit": Family(Patches()),
+    **SEAM_FAMILIES,
 }
 
 OUTSIDE = "its attention does not go through transformers' attention interface, so it would ignore the scheme"
 REFUSED: dict[str, str] = {
-    "bloom": OUTSIDE,
-    "mpt": OUTSIDE,
-    "deberta": OUTSIDE,
-    "deberta-v2": OUTSIDE,
-    "xlnet": OUTSIDE,
     "longformer": OUTSIDE,
+    "lilt": "it has a second position table, for the layout of a page, and two attentions that share their logits",
 }
 
 

@@ -18,7 +18,7 @@ from locant.hf.probing import find_attentions
 class Native:
     """The positions of a model. One `Read` per stack: an encoder-decoder has two, other models one."""
 
-    kind: str  # "absolute", "rotary", "bias", or "swapped"
+    kind: str  # "absolute", "rotary", "bias", "disentangled", "relative", combinations of them, or "swapped"
     stacks: tuple[Read, ...]
 
     @property
@@ -67,4 +67,4 @@ def native(model: PreTrainedModel) -> Native:
             stack = model.base_model.get_submodule(path)
             modules = [model.base_model.get_submodule(attention.name) for attention in attentions]
             reads.append(family.mechanism.read(stack, modules))
-    return Native(family.mechanism.kind, tuple(reads))
+    return Native(reads[0].kind, tuple(reads))

@@ -5,22 +5,34 @@ positions by a module that adds nothing, or by the embedding of a scheme; and `r
 `silence` returns what it replaced, so it can be restored bit for bit.
 """
 
+from locant.hf.mechanisms.alibi import FalconBias, LinearBias
 from locant.hf.mechanisms.base import Mechanism, Read, Replaced
 from locant.hf.mechanisms.bias import Bias, TableAndBias
+from locant.hf.mechanisms.choice import Choice
+from locant.hf.mechanisms.disentangled import Disentangled
 from locant.hf.mechanisms.patches import EmbeddedPatches, Patches
+from locant.hf.mechanisms.projected_sinusoids import ProjectedSinusoids
 from locant.hf.mechanisms.rotary import Rotary
+from locant.hf.mechanisms.rotary_table import RotaryTable, SharedRotaryTable
 from locant.hf.mechanisms.table import CountingTable, Embedded, Table, TableAfterPadding, TableAfterTwo
 
 __all__ = [
     "Bias",
+    "Choice",
     "CountingTable",
+    "Disentangled",
     "Embedded",
     "EmbeddedPatches",
+    "FalconBias",
+    "LinearBias",
     "Mechanism",
     "Patches",
+    "ProjectedSinusoids",
     "Read",
     "Replaced",
     "Rotary",
+    "RotaryTable",
+    "SharedRotaryTable",
     "Table",
     "TableAfterPadding",
     "TableAfterTwo",
