@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from locant.hf import interface
 from locant.hf.families import family_of
 from locant.hf.following import follow, unfollow
+from locant.hf.length import named_length
 from locant.hf.methods import replace_method
 from locant.hf.plan import ANY_LENGTH, STATE, Plan, current_schemes, plan_of
 from locant.hf.seam import configs, use_attention
@@ -46,10 +47,10 @@ def attach(model: PreTrainedModel, plan: Plan, save: Save) -> None:
                 owners[id(scheme)] = module
             module.__dict__["locant_impl"] = plan.impl
         follow(stack, count=family.count, shift=family.shift(stack), native_count=stack_plan.native_count)
-    if hasattr(config, "max_position_embeddings"):
-        plan.before["max_position_embeddings"] = config.max_position_embeddings
+    if named_length(config) is not None:
+        plan.before["max_position_embeddings"] = named_length(config)
     for config in configs(model):
-        if hasattr(config, "max_position_embeddings") and (not plan.keep_native or plan.replaced):
+        if named_length(config) is not None and (not plan.keep_native or plan.replaced):
             config.max_position_embeddings = plan.max_length() or ANY_LENGTH
         config.locant = plan.to_config()
     for module in {model, base}:

@@ -49,7 +49,7 @@ def register() -> None:
 def _mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
     """Makes the mask of a swapped model: bool, True = may attend; None where `is_causal` says enough."""
     make = eager_mask if getattr(config, "model_type", None) in ADDITIVE_MASKS else sdpa_mask
-    return make(*args, config=config, **kwargs)  # type: ignore[no-any-return, operator]
+    return make(*args, config=config, **kwargs)
 
 
 def is_ours(implementation: str | None) -> bool:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from locant.hf.call import AttentionCall
 from locant.hf.families import OUTSIDE, family_of
 from locant.hf.family import Family
+from locant.hf.length import named_length
 from locant.hf.listening import observing
 from locant.hf.modes import evaluating
 from locant.hf.plan import Attention
@@ -92,8 +93,8 @@ def run_probe(base: nn.Module) -> Tensor:
 
 def _probe_length(base: nn.Module) -> int:
     """Seven tokens, or fewer if the model has fewer positions."""
-    longest = getattr(base.config, "max_position_embeddings", None)
-    if not isinstance(longest, int):
+    longest = named_length(base.config)
+    if longest is None:
         return PROBE_LENGTH
     with suppress(NotImplementedError):  # RoBERTa's positions start at 2
         family = family_of(base)  # type: ignore[arg-type]

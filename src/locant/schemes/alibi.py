@@ -24,14 +24,14 @@ from locant.terms import Terms
 class Alibi(Scheme):
     """Linear penalty. Parameters: 0; n_heads with slopes=learned."""
 
-    def __init__(
-        self, *, slopes: str = "fixed", scaled: bool = False, rounding: str = "none", n_heads: int
-    ) -> None:
+    def __init__(self, *, slopes: str = "fixed", scaled: bool = False, rounding: str = "none", n_heads: int) -> None:
         super().__init__()
         check_choice(self, "slopes", slopes, ("fixed", "learned"))
         check_bool(self, "scaled", scaled)
         check_choice(self, "rounding", rounding, ("none", "bfloat16"))
         check_int(self, "n_heads", n_heads, at_least=1)
+        if slopes == "learned" and rounding != "none":
+            raise ValueError(f"alibi: slopes=learned cannot be trained through rounding={rounding}; leave one out")
         self.slopes, self.scaled, self.rounding, self.n_heads = slopes, scaled, rounding, n_heads
         self.shift_invariant = rounding == "none"
         if slopes == "learned":

@@ -92,7 +92,8 @@ def _projection(attention: Any, kind: str) -> nn.Module:
         found: nn.Module = attention.key_proj if kind == "c2p" else attention.query_proj
         return found
     names = ("pos_key_proj", "pos_proj") if kind == "c2p" else ("pos_query_proj", "pos_q_proj")
-    return next(getattr(attention, name) for name in names if hasattr(attention, name))
+    projections: list[nn.Module] = [getattr(attention, name) for name in names if hasattr(attention, name)]
+    return projections[0]
 
 
 def _nothing(self: nn.Module, *args: Any, **kwargs: Any) -> None:

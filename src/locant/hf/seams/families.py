@@ -30,7 +30,7 @@ TABLE = "embeddings.position_embeddings"
 
 def falcon(stack: nn.Module) -> Mechanism:
     """Falcon's positions: ALiBi (the RW models) or rotary."""
-    return FalconBias() if stack.config.alibi else Rotary()  # type: ignore[union-attr, return-value]
+    return FalconBias() if stack.config.alibi else Rotary()  # type: ignore[union-attr]
 
 
 def falcon_count(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | None:

@@ -92,7 +92,7 @@ def _visible(module: nn.Module, query: Tensor, key: Tensor, window: int | None) 
         positions = current.positions
         past = positions.past if positions.k is None else positions.k.shape[-1] - lq
         past = past if positions.cached is None else positions.cached
-    back = (torch.arange(lq, device=here) + past)[:, None] - torch.arange(lk, device=here)
+    back: Tensor = (torch.arange(lq, device=here) + past)[:, None] - torch.arange(lk, device=here)
     return back >= 0 if window is None else (back >= 0) & (back < window)
 
 

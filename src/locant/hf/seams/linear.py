@@ -102,7 +102,7 @@ def _falcon(
     layer_past: Any = None,
     use_cache: bool = False,
     output_attentions: bool = False,
-    position_embeddings: tuple[Tensor, Tensor] | None = None,
+    position_embeddings: tuple[Tensor, Tensor] = (),  # type: ignore[assignment]
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Falcon: ALiBi or rotary by its config. Only with ALiBi are attention weights dropped out."""
@@ -122,7 +122,7 @@ def _falcon(
 
 
 def _own_falcon(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, alibi: Tensor | None,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, alibi: Tensor | None,
     dropout: float, output_attentions: bool = False, **others: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     if interface.original(module.config._attn_implementation) == "sdpa" and not output_attentions:

@@ -81,7 +81,7 @@ def _squeezebert(
     query, key, value = (_heads(self, part) for part in parts)
     own = partial(_attention, logits_wanted=True)
     out, weights = _through(self, query, key, value, attention_mask, output_attentions, own)
-    found = {"context_layer": out.flatten(2).transpose(1, 2).contiguous()}
+    found: dict[str, Tensor | None] = {"context_layer": out.flatten(2).transpose(1, 2).contiguous()}
     return {**found, "attention_score": weights} if output_attentions else found
 
 
@@ -118,9 +118,7 @@ def _mpnet(
 ) -> tuple[Tensor | None, ...]:
     """MPNet: a bias for all layers, computed once, and the output projection in the same class."""
     query, key, value = (_heads(self, layer(hidden_states)) for layer in (self.q, self.k, self.v))
-    out, weights = _through(
-        self, query, key, value, attention_mask, output_attentions, position_bias=position_bias
-    )
+    out, weights = _through(self, query, key, value, attention_mask, output_attentions, position_bias=position_bias)
     found: Tensor = self.o(out.flatten(2))
     return (found, weights) if output_attentions else (found,)
 
