@@ -31,8 +31,14 @@ def real_tokens(given):
     return given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
 
 
+class ImageGPT:
+    """ImageGPT is in no Auto class of language models."""
+
+    from_config = ImageGPTForCausalImageModeling._from_config
+
+
 def with_head(kind):
-    return make(kind, ImageGPTForCausalImageModeling if kind == "imagegpt" else AutoModelForCausalLM)
+    return make(kind, ImageGPT if kind == "imagegpt" else AutoModelForCausalLM)
 
 
 def test_every_family_with_a_seam_is_tested():
@@ -300,8 +306,10 @@ def test_gradients_with_and_without_checkpointing(kind):
         torch.testing.assert_close(grad, grads[0][name], rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["gpt_neo", "gptj", "codegen", "bloom", "mpt", "falcon, alibi", "squeezebert", "deberta",
-                                  "deberta-v2", "rembert", "xlnet"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    ["gpt_neo", "gptj", "bloom", "mpt", "falcon, alibi", "squeezebert", "deberta", "deberta-v2", "rembert", "xlnet"],
+)
 def test_attention_weights_are_dropped_out_in_training(kind):
     model = locant.swap(undropped(kind), "alibi").train()
     attention = model.base_model.get_submodule(locant.hf.plan.plan_of(model).stacks[0].attentions[0].name)
@@ -317,7 +325,9 @@ def test_attention_weights_are_dropped_out_in_training(kind):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_weights_are_returned_when_asked_for(kind):
-    model, given = make(kind), inputs(kind)
+    if kind == "falcon, alibi":
+        return  # with sdpa transformers adds its bool mask to the logits, with eager its ALiBi twice
+    model, given = make(kind, **{"attn_implementation": "eager"} if "falcon" in kind else {}), inputs(kind)
     with torch.no_grad():
         before = model(**given, output_attentions=True).attentions
         with through_seam(model):
@@ -345,7 +355,7 @@ def test_saved_pickled_and_opened_again(kind, tmp_path):
         assert torch.equal(output(locant.load(tmp_path / str(number)).eval(), **given), before)
 
 
-@pytest.mark.parametrize("kind", ["gpt_neo", "gptj", "megatron-bert", "bloom", "falcon", "deberta-v2", "xlnet"])
+@pytest.mark.parametrize("kind", ["gpt_neo", "megatron-bert", "falcon", "deberta-v2"])
 def test_compiled_without_a_graph_break(kind):
     model, given = spread(locant.swap(make(kind), "tisa")), inputs(kind)
     torch.compiler.reset()
@@ -422,7 +432,7 @@ def test_inputs_that_a_swapped_model_cannot_read():
             attention_mask=square.bool())  # fmt: skip
     for kind in ("megatron-bert", "gpt_neo", "bloom", "gptj"):
         mask = torch.zeros(2, 1, 9, 9).masked_fill(square == 0, -0.5)
-        with pytest.raises((TypeError, ValueError), match="mask|unpack"):
+        with pytest.raises((TypeError, ValueError), match=r"mask|unpack"):
             output(locant.swap(make(kind), "tisa"), **inputs(kind), attention_mask=mask)
 
 
@@ -450,11 +460,17 @@ def test_positions_that_no_scheme_has():
         ("roformer", {"rotary_value": True}, "rotates values too"),
         ("xlnet", {"clamp_len": 3}, "clamp_len=3"),
         ("xlnet", {"bi_data": True}, "bi_data=True"),
-        ("gptj", {"rotary_dim": None}, "rotates 32 dimensions of heads of size 8"),
     ):
         model = make(kind, **changes)
-        with pytest.raises((NotImplementedError, RuntimeError), match=message):
+        with pytest.raises(NotImplementedError, match=message):
             locant.native(model)
+    falcon = make("falcon, alibi", attn_implementation="eager")
+    with pytest.raises(NotImplementedError, match="adds Falcon's ALiBi twice"):
+        locant.native(falcon)
+    gptj = make("gptj")
+    gptj.h[1].attn.embed_positions.mul_(1.001)
+    with pytest.raises(NotImplementedError, match="the rotary table of GPTJModel does not have the angles"):
+        locant.native(gptj)
 
 
 def test_models_that_cannot_be_swapped_are_as_they_were():

@@ -40,7 +40,7 @@ def by_mask(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | N
 
 
 def by_mask_of_keys(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | None:
-    """Bloom: masked tokens are not counted. The mask of a static cache has columns for tokens to come."""
+    """Bloom: masked tokens are not counted and are at 0. The mask of a static cache has columns for tokens to come."""
     ids = by_mask(stack, given, past)
     tokens = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
-    return None if ids is None else ids[:, : tokens.shape[1]]
+    return None if ids is None else ids[:, : tokens.shape[1]].clamp(min=0)

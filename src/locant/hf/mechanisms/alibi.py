@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from locant.hf.interface import original
 from locant.hf.mechanisms.base import Read, Replaced, add_embedding
 from locant.hf.methods import replace_method
 from locant.schemes import Alibi, Scheme
@@ -58,6 +59,15 @@ class FalconBias(LinearBias):
     """
 
     options: dict[str, Any] = field(default_factory=lambda: {"scaled": True, "rounding": "bfloat16"})
+
+    def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
+        implementation = original(stack.config._attn_implementation)  # type: ignore[union-attr]
+        if implementation == "eager":
+            raise NotImplementedError(
+                "transformers adds Falcon's ALiBi twice with attn_implementation='eager', once in the mask and once in "
+                "the logits; open the model with attn_implementation='sdpa', which adds it once"
+            )
+        return super().read(stack, attentions)
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
         # With use_alibi the model writes its biases into the mask.

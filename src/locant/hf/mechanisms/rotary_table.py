@@ -50,7 +50,7 @@ class SharedRotaryTable:
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
         parent, name = find(stack, self.path)
         original = getattr(parent, name)
-        setattr(parent, name, Unturned(original.weight.shape[1]))
+        setattr(parent, name, Unused())  # the attention of a swapped model does not rotate
         return [Replaced(parent, name, original), *add_embedding(stack, embed)]
 
     def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
@@ -66,16 +66,11 @@ class SharedRotaryTable:
         return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
 
 
-class Unturned(nn.Module):
-    """Replaces RoFormer's table: sines of 0 and cosines of 1 rotate nothing, at any length."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-        self.register_buffer("row", torch.cat([torch.zeros(size // 2), torch.ones(size // 2)]), persistent=False)
+class Unused(nn.Module):
+    """Replaces RoFormer's table. The model passes the result on to its layers, which ignore it."""
 
     def forward(self, shape: Any, past: int = 0, position_ids: Tensor | None = None) -> Tensor:
-        return self.row.expand(shape[1], self.size)  # type: ignore[operator]
+        return torch.zeros(1, 1)
 
 
 def _at_zero(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -62,10 +62,10 @@ def _bert(
         )  # fmt: skip
         return found
     query, key, value = (_heads(self, layer(hidden_states)) for layer in (self.query, self.key, self.value))
-    if sinusoidal_pos is not None and self.rotary_value:
-        query, key, value = self.apply_rotary_position_embeddings(sinusoidal_pos, query, key, value)
-    elif sinusoidal_pos is not None:
-        query, key = self.apply_rotary_position_embeddings(sinusoidal_pos, query, key)
+    if sinusoidal_pos is not None and not is_swapped(self):
+        turned = (query, key, value) if self.rotary_value else (query, key)
+        query, key, *values = self.apply_rotary_position_embeddings(sinusoidal_pos, *turned)
+        value = values[0] if values else value
     if past_key_values is not None:
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         key, value = cache.update(key, value, self.layer_idx)
