@@ -15,6 +15,9 @@ from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt import modeling_mpt
 
 import locant
+from locant.analysis import probe
+from locant.analysis.steps import LOGITS, QUERY
+from locant.analysis.variance import measure
 from locant.hf.families import FAMILIES, REFUSED
 from locant.hf.listening import observing
 from locant.hf.seam import through_seam
@@ -236,7 +239,7 @@ def test_several_tokens_after_cached_ones(kind):
         torch.testing.assert_close(step, whole[:, first:last], **EXACT)
 
 
-@pytest.mark.parametrize("kind", ["bloom", "gptj", "falcon", "falcon, alibi"])
+@pytest.mark.parametrize("kind", [kind for kind in DECODERS if kind != "imagegpt"])
 def test_a_static_cache(kind):
     model = spread(locant.swap(with_head(kind), "tisa"))
     given = inputs(kind, padding="left")
@@ -400,6 +403,34 @@ def test_cross_attention_is_as_it_was():
     assert (output(model, **given) - before)[0].abs().max() > 1e-3
 
 
+def test_logits_that_are_not_q_k_are_not_measured_as_such():
+    for kind in CONFIGS:
+        if kind.startswith("xlnet"):
+            with pytest.raises(NotImplementedError, match=r"XLNetModel do not take hidden states as \[batch, length"):
+                measure(make(kind), sequences=2, length=8)
+            continue
+        steps = {row.step for row in measure(make(kind), sequences=2, length=8).rows}
+        differ = ("gpt_neo", "imagegpt", "bloom", "mpt", "falcon, alibi", "deberta", "squeezebert")
+        assert QUERY in steps or kind == "squeezebert"  # whose layers take [batch, width, length]
+        # GPT-Neo's first layer sees everything.
+        assert (LOGITS in steps) == (not kind.startswith(differ) or kind.startswith("gpt_neo")), kind
+
+
+def test_a_model_that_hides_the_future_itself_has_no_bidirectional_twin():
+    ids = inputs("gpt_neo")["input_ids"]
+    with pytest.raises(ValueError, match="hides the future itself"):
+        probe.states_of(make("gpt_neo"), lambda number: ids, bidirectional=True)(0)
+    assert probe.states_of(make("gptj"), lambda number: ids, bidirectional=True)(0)
+
+
+def test_masks_of_whole_numbers_keep_windows():
+    model, given = locant.swap(make("gpt_neo"), "tisa"), inputs("gpt_neo")
+    mask = torch.ones(2, 1, 9, 9).tril()
+    found = [output(model, **given, attention_mask=mask.to(dtype)) for dtype in (torch.bool, torch.long)]
+    torch.testing.assert_close(found[0], output(model, **given), **EXACT)
+    torch.testing.assert_close(found[1], found[0])
+
+
 # ---- refused, in words -----------------------------------------------------------------------------
 
 
@@ -430,6 +461,8 @@ def test_inputs_that_a_swapped_model_cannot_read():
     square = torch.ones(2, 1, 9, 9).tril()
     refuses(locant.swap(make("mpt"), "tisa"), r"takes attention masks \[batch, length\]", TypeError, **inputs("mpt"),
             attention_mask=square.bool())  # fmt: skip
+    refuses(locant.swap(make("deberta"), "tisa"), "masks of 0 and 1", TypeError, **inputs("deberta"),
+            attention_mask=-1e4 * (1 - square[:, :, :1]))  # fmt: skip
     for kind in ("megatron-bert", "gpt_neo", "bloom", "gptj"):
         mask = torch.zeros(2, 1, 9, 9).masked_fill(square == 0, -0.5)
         with pytest.raises((TypeError, ValueError), match=r"mask|unpack"):

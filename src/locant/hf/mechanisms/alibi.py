@@ -61,8 +61,8 @@ class FalconBias(LinearBias):
     options: dict[str, Any] = field(default_factory=lambda: {"scaled": True, "rounding": "bfloat16"})
 
     def read(self, stack: nn.Module, attentions: list[nn.Module]) -> Read:
-        implementation = original(stack.config._attn_implementation)  # type: ignore[union-attr]
-        if implementation == "eager":
+        config: Any = stack.config
+        if original(config._attn_implementation) == "eager":
             raise NotImplementedError(
                 "transformers adds Falcon's ALiBi twice with attn_implementation='eager', once in the mask and once in "
                 "the logits; open the model with attn_implementation='sdpa', which adds it once"

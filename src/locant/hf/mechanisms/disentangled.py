@@ -103,8 +103,14 @@ def _nothing(self: nn.Module, *args: Any, **kwargs: Any) -> None:
 def _mask_of_keys(self: nn.Module, attention_mask: Tensor) -> Tensor | None:
     """Which keys may be attended to, [B, 1, 1, L]; None for all. DeBERTa also masks the queries of padding."""
     mask = attention_mask.bool()
+    traced = torch.compiler.is_compiling()
     if mask.ndim > 2:
+        if not traced and bool((attention_mask != mask).any()):
+            raise TypeError(
+                f"a swapped DeBERTa model takes attention masks of 0 and 1 (1 = may attend); got {list(mask.shape)} in "
+                f"{attention_mask.dtype} with other values"
+            )
         return mask if mask.ndim == 4 else mask.unsqueeze(1)
-    if not torch.compiler.is_compiling() and bool(mask.all()):
+    if not traced and bool(mask.all()):
         return None
     return mask[:, None, None]

@@ -96,7 +96,7 @@ def _through(
     scaling = 1 / math.sqrt(products * query.shape[-1])
     out, weights = call(
         self, query, key, value, mask, scaling=scaling, dropout=self.dropout, own=own,
-        output_attentions=output_attentions,
+        output_attentions=output_attentions, own_logits=True,
     )  # fmt: skip
     return out.flatten(2), weights if output_attentions else None
 

@@ -18,10 +18,13 @@ from locant.hf.seams.opening import Opening, additive, always, call, is_swapped,
 
 def _through(
     module: Any, name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float,
-    dropout: nn.Dropout,
+    dropout: nn.Dropout, masks_itself: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Does what the method `name` does, through the interface: output [B, H, Lq, D], and weights."""
-    out, weights = call(module, query, key, value, mask, scaling=scaling, dropout=dropout, own=partial(_original, name))
+    out, weights = call(
+        module, query, key, value, mask, scaling=scaling, dropout=dropout, own=partial(_original, name),
+        own_logits=masks_itself,
+    )  # fmt: skip
     return out.transpose(1, 2), weights
 
 
@@ -36,9 +39,12 @@ def _gpt_neo(
     self: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """GPT-Neo does not scale its logits. Its local layers see the last `window_size` tokens."""
-    if is_swapped(self) and self.attention_type == "local":
+    local = self.attention_type == "local"
+    if is_swapped(self) and local:
         attention_mask = _with(_visible(self, query, key, self.config.window_size), attention_mask)
-    return _through(self, "_attn", query, key, value, attention_mask, scaling=1.0, dropout=self.attn_dropout)
+    return _through(
+        self, "_attn", query, key, value, attention_mask, scaling=1.0, dropout=self.attn_dropout, masks_itself=local
+    )
 
 
 def _gptj(
@@ -80,7 +86,7 @@ def _of_imagegpt(
     scaling = value.shape[-1] ** -0.5 if self.scale_attn_weights else 1.0
     if self.scale_attn_by_inverse_layer_idx:
         scaling /= self.layer_idx + 1
-    return _through(self, name, query, key, value, mask, scaling=scaling, dropout=self.attn_dropout)
+    return _through(self, name, query, key, value, mask, scaling=scaling, dropout=self.attn_dropout, masks_itself=True)
 
 
 def _visible(module: nn.Module, query: Tensor, key: Tensor, window: int | None) -> Tensor:
@@ -97,10 +103,10 @@ def _visible(module: nn.Module, query: Tensor, key: Tensor, window: int | None) 
 
 
 def _with(visible: Tensor, mask: Tensor | None) -> Tensor:
-    """Both masks. A mask that is not bool goes on as it is: the interface refuses it in words."""
+    """Both masks. A mask of floats goes on as it is: the interface refuses it in words."""
     if mask is None:
         return visible[None, None]
-    return visible & mask if mask.dtype == torch.bool else mask
+    return mask if mask.is_floating_point() else visible & mask.bool()
 
 
 GPT_NEO = seam(Opening("gpt_neo.modeling_gpt_neo.GPTNeoSelfAttention", {"_attn": _gpt_neo}))

@@ -40,7 +40,7 @@ def _bloom(
         key, value = layer_past.update(key, value, self.layer_idx)
     out, weights = call(
         self, query, key, value, attention_mask, scaling=self.inv_norm_factor, dropout=self.attention_dropout,
-        own=partial(_own_bloom, alibi=alibi), output_attentions=output_attentions,
+        own=partial(_own_bloom, alibi=alibi), output_attentions=output_attentions, own_logits=True,
     )  # fmt: skip
     found = self.dense(out.flatten(2))
     return residual + F.dropout(found, p=self.hidden_dropout, training=self.training), weights
@@ -77,7 +77,7 @@ def _mpt(
     mask = ~attention_mask if attention_mask is not None and is_swapped(self) else attention_mask
     out, weights = call(
         self, query, key, value, mask, scaling=self.softmax_scale, dropout=float(self.attn_dropout_p),
-        own=partial(_own_mpt, alibi=position_bias),
+        own=partial(_own_mpt, alibi=position_bias), own_logits=True,
     )  # fmt: skip
     return self.out_proj(out.flatten(2)), weights
 
@@ -116,7 +116,7 @@ def _falcon(
     out, weights = call(
         self, query, key, value, attention_mask, scaling=self.inv_norm_factor,
         dropout=self.attention_dropout if self.config.alibi else 0.0, own=partial(_own_falcon, alibi=alibi),
-        output_attentions=output_attentions,
+        output_attentions=output_attentions, own_logits=alibi is not None,
     )  # fmt: skip
     return self.dense(out.flatten(2)), weights
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from locant.hf import interface
-from locant.hf.call import AttentionFunction
+from locant.hf.call import OWN_LOGITS, AttentionFunction
 from locant.hf.family import Seam
 from locant.hf.methods import replace_method
 
@@ -84,7 +84,7 @@ def is_swapped(module: nn.Module) -> bool:
 def call(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float,
     dropout: nn.Dropout | float, own: AttentionFunction, output_attentions: bool = False,
-    position_bias: Tensor | None = None,
+    position_bias: Tensor | None = None, own_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Calls `interface.attention`: the output [B, Lq, H, D], and the weights if they are wanted.
 
@@ -92,13 +92,14 @@ def call(
     mask                bool where the module is swapped; as the model made it otherwise.
     own                 what the original computes, for a module that is not swapped.
     position_bias       what the original adds to the logits; a scheme takes its place.
+    own_logits          the logits of the original are not scaling·q·k under this mask; observers find it in `others`.
     """
     rate = dropout if isinstance(dropout, float) else dropout.p
     given: dict[str, Any] = {"output_attentions": output_attentions}
     if is_swapped(module):
         query, key = query.to(value.dtype), key.to(value.dtype)  # some models compute the product in float32
     else:
-        given["transformers_attention"] = own
+        given |= {"transformers_attention": own, OWN_LOGITS: own_logits}
     return interface.attention(
         module, query, key, value, mask, scaling=scaling, dropout=rate if module.training else 0.0,
         position_bias=position_bias, **given,

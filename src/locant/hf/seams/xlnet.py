@@ -34,7 +34,7 @@ def _core(
     query, key, value = (x.permute(1, 2, 0, 3) for x in (q_head, k_head_h, v_head_h))
     out, weights = call(
         self, query, key, value, mask, scaling=self.scale, dropout=self.dropout,
-        own=partial(_own, k_head_r=k_head_r, seg_mat=seg_mat), output_attentions=output_attentions,
+        own=partial(_own, k_head_r=k_head_r, seg_mat=seg_mat), output_attentions=output_attentions, own_logits=True,
     )  # fmt: skip
     out = out.transpose(0, 1)  # [L, B, H, D]
     return (out, weights.permute(2, 3, 0, 1)) if output_attentions and weights is not None else out
