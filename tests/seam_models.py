@@ -62,7 +62,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon, alibi": (
         "falcon",
-        {**SMALL, **TOKENS, "hidden_size": 36, "num_attention_heads": 6, "alibi": True, "multi_query": False,
+        {**SMALL, **TOKENS, "hidden_size": 48, "num_attention_heads": 12, "alibi": True, "multi_query": False,
          "parallel_attn": False, "bias": True},
     ),
     "deberta": ("deberta", {**DEBERTA, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 6}),
@@ -108,7 +108,8 @@ def inputs(kind: str, length: int = 9, padding: str | None = None) -> dict[str, 
     given = {"input_ids": ids}
     if padding is not None:
         mask = torch.ones(2, length, dtype=torch.long)
-        hole = slice(0, 3) if padding == "left" else slice(length - 3, length)
+        first = {"left": 0, "middle": 3, "right": length - 3}[padding]
+        hole = slice(first, first + 3)
         mask[0, hole] = 0
         ids[0, hole] = 1
         given["attention_mask"] = mask
@@ -117,4 +118,4 @@ def inputs(kind: str, length: int = 9, padding: str | None = None) -> dict[str, 
 
 def sides(kind: str) -> list[str | None]:
     """How inputs can be padded. transformers' XLNet with attn_type="uni" fails on masks of two sequences."""
-    return [None] if kind == "xlnet uni" else [None, "left", "right"]
+    return [None] if kind == "xlnet uni" else [None, "left", "right", "middle"]

@@ -201,7 +201,7 @@ def test_a_decoder_by_hand_and_with_a_cache():
 def test_padding_does_not_change_real_tokens(kind):
     for spec in ("huang4:clip=3", "sinusoidal"):
         model = spread(locant.swap(make(kind).double(), spec))
-        for side in sides(kind)[1:]:
+        for side in sides(kind)[1:3]:
             given = inputs(kind, padding=side)
             real = real_tokens(given)[0]
             alone = output(model, input_ids=given["input_ids"][:1, real])
