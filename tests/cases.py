@@ -68,6 +68,10 @@ NAMES = [spec for spec in SPECS if spec.split(":")[0] not in ("nope", "learned",
 """Those that do something inside attention."""
 
 
+PAIRS = [spec for spec in SPECS if spec.split(":")[0] in ("fire", "cope") or "rounding" in spec]
+"""Those whose logits are not a function of the offset: they have a `pair`."""
+
+
 def build(spec: str, *, n_heads: int = N_HEADS, head_dim: int = HEAD_DIM, d_model: int = D_MODEL) -> locant.Scheme:
     """A scheme in float64 whose parameters are away from where they start."""
     scheme = locant.scheme(spec, n_heads=n_heads, head_dim=head_dim, d_model=d_model).double()
