@@ -22,6 +22,7 @@ from locant.hf.families import FAMILIES, REFUSED
 from locant.hf.listening import observing
 from locant.hf.seam import through_seam
 from locant.hf.seams.families import SEAM_FAMILIES
+from tests.adaptations import fitted
 from tests.hf.test_swapping import EXACT, spread
 from tests.hf_models import output
 from tests.seam_models import CONFIGS, DECODERS, inputs, make, sides
@@ -429,6 +430,16 @@ def test_masks_of_whole_numbers_keep_windows():
     found = [output(model, **given, attention_mask=mask.to(dtype)) for dtype in (torch.bool, torch.long)]
     torch.testing.assert_close(found[0], output(model, **given), **EXACT)
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("kind", ["bloom", "gptj", "squeezebert", "deberta-v2"])
+def test_fitted(kind):
+    """A fit starts from the model's own positions as schemes; SqueezeBERT's layers cannot be replayed."""
+    model = make(kind)
+    fitted(model, "tisa:kernels=3", tokens=64)
+    schemes = locant.native(model).stacks[0].layers
+    assert [str(scheme) for scheme in schemes] == ["tisa:kernels=3"] * 2
+    assert all(scheme.amplitude.abs().max() > 0.2 for scheme in schemes)  # where they start, it is about 0.1
 
 
 # ---- refused, in words -----------------------------------------------------------------------------
