@@ -42,6 +42,8 @@ SPECS = [
     "toeplitz:clip=3",
     "alibi",
     "alibi:slopes=learned",
+    "alibi:scaled=true",
+    "alibi:scaled=true,rounding=bfloat16",
     "rope",
     "rope:layout=interleaved,theta=100",
     "rope:partial=0.5",
@@ -62,10 +64,17 @@ SPECS = [
     "cope:positions=4",
     "cope:positions=3,heads=own",
     "deberta:buckets=4,max_distance=8",
+    "deberta:buckets=4,max_distance=8,products=c2p",
+    "deberta:buckets=3,spacing=linear",
+    "deberta:buckets=3,spacing=linear,products=p2c",
 ]
 
 NAMES = [spec for spec in SPECS if spec.split(":")[0] not in ("nope", "learned", "sinusoidal", "first")]
 """Those that do something inside attention."""
+
+
+PAIRS = [spec for spec in SPECS if spec.split(":")[0] in ("fire", "cope") or "rounding" in spec]
+"""Those whose logits are not a function of the offset: they have a `pair`."""
 
 
 def build(spec: str, *, n_heads: int = N_HEADS, head_dim: int = HEAD_DIM, d_model: int = D_MODEL) -> locant.Scheme:
@@ -119,7 +128,8 @@ def by_oracle(
         visible &= mask
     defaults = {name: parameter.default for name, parameter in scheme.arguments().items() if name not in DIMS}
     if scale is None:
-        scale = (3 * d) ** -0.5 if scheme.name() == "deberta" else d**-0.5
+        products = {"both": 3, "c2p": 2, "p2c": 2}[scheme.options().get("products", "both")]
+        scale = (products * d) ** -0.5 if scheme.name() == "deberta" else d**-0.5
     out, weights = oracles.attention(
         scheme.name(),
         *(x.detach().double().numpy() for x in (q, k, v)),

@@ -151,13 +151,20 @@ def deberta_bucket(x: int, buckets: int, max_distance: int) -> int:
 
 
 def deberta(head: Head, i: int, j: int) -> float:
-    """scale * (q_i.k_j + q_i.K_b + k_j.Q_b), b = clamp(bucket(i - j) + B, 0, 2B - 1)  (He et al. 2021)."""
-    buckets = head.options["buckets"]
-    b = deberta_bucket(-head.offset(i, j), buckets, head.options["max_distance"]) + buckets
-    b = max(0, min(b, 2 * buckets - 1))
-    c2p = dot(head.q[i], head.row("key_table")[b])
-    p2c = dot(head.k[j], head.row("query_table")[b])
-    return head.scale * (dot(head.q[i], head.k[j]) + c2p + p2c)
+    """scale * (q_i.k_j + q_i.K_b + k_j.Q_b), b = clamp(bucket(i - j) + B, 0, 2B - 1)  (He et al. 2021).
+
+    Without logarithms the bucket is i - j. One of the two products may be left out."""
+    buckets, products = head.options["buckets"], head.options["products"]
+    b = -head.offset(i, j)
+    if head.options["spacing"] == "log":
+        b = deberta_bucket(b, buckets, head.options["max_distance"])
+    b = max(0, min(b + buckets, 2 * buckets - 1))
+    logit = dot(head.q[i], head.k[j])
+    if products in ("both", "c2p"):
+        logit += dot(head.q[i], head.row("key_table")[b])
+    if products in ("both", "p2c"):
+        logit += dot(head.k[j], head.row("query_table")[b])
+    return head.scale * logit
 
 
 # --- biases ----------------------------------------------------------------------------------------------------------
@@ -223,11 +230,22 @@ def toeplitz(head: Head, i: int, j: int) -> float:
     return plain(head, i, j) + float(head.row("table")[clipped(head.offset(i, j), head.options["clip"])])
 
 
+def bfloat16(x: float) -> float:
+    """x with 8 significant bits, ties to even."""
+    if x == 0:
+        return 0.0
+    mantissa, exponent = math.frexp(x)
+    return math.ldexp(round(mantissa * 256), exponent - 8)
+
+
 def alibi(head: Head, i: int, j: int) -> float:
-    """scale * q_i.k_j - m_h |r|  (Press et al. 2022)."""
+    """scale * q_i.k_j - m_h |r|  (Press et al. 2022); Falcon: scale * (q_i.k_j + m_h p_j) with rounded products."""
     learned = head.options["slopes"] == "learned"
     slope = float(head.params["slope"][head.h]) if learned else alibi_slopes(head.n_heads)[head.h]
-    return plain(head, i, j) - slope * abs(head.offset(i, j))
+    bias = -slope * abs(head.offset(i, j))
+    if head.options["rounding"] == "bfloat16":
+        bias = bfloat16(bfloat16(slope) * bfloat16(float(head.k_pos[j])))
+    return plain(head, i, j) + bias * (head.scale if head.options["scaled"] else 1.0)
 
 
 def kerple(head: Head, i: int, j: int) -> float:

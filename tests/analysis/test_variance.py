@@ -372,7 +372,7 @@ def test_schemes_that_change_logits_leave_them_out():
 
 def test_a_model_whose_attention_cannot_be_found_has_the_ends_of_its_layers():
     torch.manual_seed(0)
-    model = AutoModel.from_config(AutoConfig.for_model("bloom", vocab_size=60, hidden_size=32, n_layer=2, n_head=4))
+    model = AutoModel.from_config(AutoConfig.for_model("ctrl", vocab_size=60, n_embd=32, n_layer=2, n_head=4, dff=64))
     table = measure(model, sequences=4, length=10)
     assert [(row.layer, row.step) for row in table.rows] == [(1, INPUT), (1, OUTPUT), (2, INPUT), (2, OUTPUT)]
 

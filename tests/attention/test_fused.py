@@ -26,7 +26,7 @@ from tests.attention.rounding import rounding
 pytestmark = pytest.mark.skipif(
     build.build().library is None, reason=f"no kernel here: {build.build().why}; returns with a C compiler"
 )
-SPECS = [spec for spec in cases.SPECS if spec.split(":")[0] not in ("fire", "cope")]  # those have a pair
+SPECS = [spec for spec in cases.SPECS if spec not in cases.PAIRS]
 
 
 def build_scheme(spec, n_heads, head_dim):

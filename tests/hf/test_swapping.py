@@ -401,11 +401,6 @@ def test_distributed_data_parallel(tmp_path):
 # ---- refused, by name, and left as it was ----------------------------------------------------------
 
 REFUSED = {
-    "bloom": {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-    "mpt": {"vocab_size": 60, "d_model": 32, "n_layers": 2, "n_heads": 4},
-    "deberta": {**CONFIGS["bert"]},
-    "deberta-v2": {**CONFIGS["bert"]},
-    "xlnet": {"vocab_size": 60, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64},
     "longformer": {**CONFIGS["bert"], "attention_window": 4},
 }
 

@@ -23,7 +23,7 @@ DEFAULTS = {
     "tisa2": {"kernels": 21, "min_field": 16, "max_field": 1024, "free": 0},
     "t5": {"buckets": 32, "max_distance": 128, "bidirectional": True},
     "toeplitz": {"clip": 128},
-    "alibi": {"slopes": "fixed"},
+    "alibi": {"slopes": "fixed", "scaled": False, "rounding": "none"},
     "rope": {
         "theta": 10000, "layout": "half", "partial": 1, "scaling": "none", "factor": 1, "original": 2048,
         "beta_fast": 32, "beta_slow": 1, "low": 1, "high": 4, "first": 0, "attention_factor": None, "truncate": True,
@@ -33,7 +33,7 @@ DEFAULTS = {
     "sandwich": {"width": 128, "theta": 10000},
     "fire": {"width": 32, "length": 512},
     "cope": {"positions": 64, "heads": "shared"},
-    "deberta": {"buckets": 256, "max_distance": 512},
+    "deberta": {"buckets": 256, "max_distance": 512, "spacing": "log", "products": "both"},
 }  # fmt: skip
 SIZES = {"n_heads": 4, "head_dim": 8, "d_model": 32}
 
@@ -104,6 +104,10 @@ def test_numbers_above_zero(name, option):
     [
         *((name, "heads", ("shared", "own")) for name in ("shaw", "huang1", "huang2", "huang3", "huang4", "cope")),
         ("alibi", "slopes", ("fixed", "learned")),
+        ("alibi", "scaled", (True, False)),
+        ("alibi", "rounding", ("none", "bfloat16")),
+        ("deberta", "spacing", ("log", "linear")),
+        ("deberta", "products", ("both", "c2p", "p2c")),
         ("kerple", "kind", ("log", "power")),
         ("rope", "layout", ("half", "interleaved")),
         ("xpos", "layout", ("half", "interleaved")),
@@ -142,6 +146,9 @@ def test_choices(name, option, choices):
         ("t5", {"buckets": 1, "bidirectional": False}, "≥ 2, got 1"),
         ("t5", {"max_distance": 16, "bidirectional": False}, "≥ 17, got 16"),
         ("tisa2", {"free": 5}, "at most n_heads = 4"),
+        ("alibi", {"slopes": "learned", "rounding": "bfloat16"}, "cannot be trained through rounding"),
+        ("deberta", {"spacing": "linear", "max_distance": 9}, "does nothing with spacing=linear"),
+        ("deberta", {"spacing": "linear", "buckets": 0}, "≥ 1, got 0"),
         ("tisa2", {"min_field": 1025.0}, "at most max_field = 1024"),
     ],
 )

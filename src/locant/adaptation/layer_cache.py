@@ -98,7 +98,8 @@ class LayerCache:
         with self.layers[self.fitted].register_forward_hook(store):
             for number in range(len(self.batches)):
                 self.run(number, lambda *_: None)
-        self.outputs, self.fitted = outputs, self.fitted + 1
+        if len(outputs) == len(self.batches):  # SqueezeBERT calls `forward` of its layers, and runs no hooks
+            self.outputs, self.fitted = outputs, self.fitted + 1
 
 
 def layer_cache(model: PreTrainedModel, attentions: list[str], batches: list[Tensor]) -> LayerCache:
@@ -125,7 +126,7 @@ def _replay_is_exact(trial: LayerCache) -> bool:
         if not replayed or not all(torch.equal(*both) for both in zip(_qkv(replayed[0]), _qkv(request), strict=True)):
             return False
         trial.cache_next_layer()
-    return True
+    return trial.fitted == len(trial.layers) - 1
 
 
 def _qkv(request: Request) -> tuple[Tensor, Tensor, Tensor]:

@@ -128,6 +128,7 @@ def find_layout(model: PreTrainedModel) -> Layout:
         runs.append(ModuleRun(run.module, taken, given))
 
     def after_layer(run: ModuleRun) -> None:
+        _check_batch_first(model, run.taken)
         known = run.taken is not None and run.given is not None and mixed
         roles.append(_roles(run.taken, run.given, mixed[-1], runs, attentions) if known else {})  # type: ignore[arg-type]
         runs.clear()
@@ -141,6 +142,15 @@ def find_layout(model: PreTrainedModel) -> Layout:
     with observed(model, attentions, after_attention), tracker.hooked(inner, after_module, after_layer):
         run_probe(base)
     return Layout(layers, attentions, tuple(roles))
+
+
+def _check_batch_first(model: PreTrainedModel, taken: Tensor | None) -> None:
+    """The probe is one sequence. Steps of XLNet, [length, batch, width], would be read as those of many."""
+    if taken is not None and taken.shape[0] != 1:
+        raise NotImplementedError(
+            f"the layers of {type(model).__name__} do not take hidden states as [batch, length, width]: for one "
+            f"sequence they got {list(taken.shape)}, so the steps inside them cannot be measured"
+        )
 
 
 @contextmanager

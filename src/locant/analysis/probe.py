@@ -158,6 +158,7 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
             given["attention_mask"] = torch.ones(tokens.shape[0], 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
             if "position_ids" in signature(type(base).forward).parameters:  # OPT would count them in the mask
                 given["position_ids"] = torch.arange(tokens.shape[1]).expand_as(tokens)
+            _check_sees_all(base, tokens, given)
         with evaluating(base), torch.no_grad(), LayerTracker(layout.layers).recording(layout, keep):
             layers = base(input_ids=tokens, output_hidden_states=True, **given).hidden_states
         states = {"embeddings": layers[0]}
@@ -169,3 +170,14 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
         return states
 
     return sample
+
+
+def _check_sees_all(base: Any, tokens: Tensor, given: dict[str, Any]) -> None:
+    """Raises ValueError if the first token does not see the last one: GPT-Neo hides the future whatever the mask is."""
+    some, few = tokens[:1], {name: value[:1] for name, value in given.items()}
+    other = some.clone()
+    other[:, -1] = (some[:, -1] + 1) % base.get_input_embeddings().weight.shape[0]
+    with evaluating(base), torch.no_grad():
+        before, after = (base(input_ids=ids, **few).last_hidden_state[:, 0] for ids in (some, other))
+    if torch.equal(before, after):
+        raise ValueError("its first token does not see the last one: the model hides the future itself")

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from locant.hf import interface
 from locant.hf.finding import family_of
 from locant.hf.following import follow, unfollow
+from locant.hf.length import named_length
 from locant.hf.methods import replace_method
 from locant.hf.plan import ANY_LENGTH, STATE, Plan, current_schemes, plan_of
 from locant.hf.seam import configs, use_attention
@@ -52,8 +53,8 @@ def attach(model: PreTrainedModel, plan: Plan, save: Save) -> None:
             stack, count=family.count, shift=family.shift(stack), native_count=stack_plan.native_count,
             attention_by_index=family.attention_by_index,
         )  # fmt: skip
-    if hasattr(config, "max_position_embeddings"):
-        plan.before["max_position_embeddings"] = config.max_position_embeddings
+    if named_length(config) is not None:
+        plan.before["max_position_embeddings"] = named_length(config)
     set_length(model, plan)
     for config in configs(model):
         config.locant = plan.to_config()
@@ -65,7 +66,7 @@ def attach(model: PreTrainedModel, plan: Plan, save: Save) -> None:
 def set_length(model: PreTrainedModel, plan: Plan) -> None:
     """Writes the number of positions that a swapped model has into its configs."""
     for config in configs(model):
-        if hasattr(config, "max_position_embeddings") and (not plan.keep_native or plan.replaced):
+        if named_length(config) is not None and (not plan.keep_native or plan.replaced):
             config.max_position_embeddings = plan.max_length() or ANY_LENGTH
 
 

@@ -19,6 +19,9 @@ from locant.schemes import Scheme
 AttentionFunction = Callable[..., tuple[Tensor, "Tensor | None"]]
 """An attention of transformers: (module, query, key, value, mask, …) -> output [B, Lq, H, D] and weights."""
 
+OWN_LOGITS = "own_logits"
+"""Entry of `AttentionCall.others`: True if the model's logits are not scale·q·k under the mask of the call."""
+
 
 class Positions(NamedTuple):
     """The positions of the tokens of one forward pass. Without q and k they are past, past + 1, …"""

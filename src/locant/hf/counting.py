@@ -40,6 +40,13 @@ def by_mask(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | N
     return ids[:, past:]
 
 
+def by_mask_of_keys(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | None:
+    """Bloom: masked tokens are not counted. The mask of a static cache has columns for tokens to come."""
+    ids = by_mask(stack, given, past)
+    tokens = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
+    return None if ids is None else ids[:, : tokens.shape[1]]
+
+
 def in_attention(counted: Tensor, past: Any) -> Tensor:
     """Returns positions for attention, where every token needs one.
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from locant.hf.finding import family_of
 from locant.hf.following import FOLLOW, Following
+from locant.hf.length import named_length
 from locant.hf.mechanisms import Table
 from locant.hf.modes import evaluating
 from locant.hf.plan import ANY_LENGTH, plan_of
@@ -56,7 +57,7 @@ def takes_position_ids(model: PreTrainedModel) -> bool:
 def limits(model: PreTrainedModel) -> Limits:
     """Returns how many positions a model has, and how many its config names."""
     config: Any = model.config
-    trained = getattr(config, "max_position_embeddings", None)
+    trained = named_length(config)
     try:
         plan, family = plan_of(model), family_of(model)
     except NotImplementedError:  # unknown to locant: assume nothing beyond the config
@@ -70,10 +71,10 @@ def limits(model: PreTrainedModel) -> Limits:
         originals = [table for x in kept if (table := _table(x.original)) is not None]
         table = originals[0] if originals else family.mechanism.table(stack)
         found.append(table.shape[0] - first)
-    if isinstance(family.mechanism, Table) and isinstance(trained, int):
+    if isinstance(family.mechanism, Table) and trained is not None:
         trained -= family.shift(stack)  # RoBERTa's 514 are 512
     known = [limit for limit in found if limit is not None]
-    return Limits(min(known) if known else None, trained if isinstance(trained, int) else None)
+    return Limits(min(known) if known else None, trained)
 
 
 def _table(original: Any) -> Tensor | None:
@@ -89,7 +90,7 @@ def maximum_length(model: PreTrainedModel, before: int = ANY_LENGTH) -> int:
 
     before   the maximum before the swap. It still holds if the model kept its own positions.
     """
-    plan, config = plan_of(model), getattr(model.config, "max_position_embeddings", None)
+    plan, config = plan_of(model), named_length(model.config)
     known = [config, limits(model).positions, before if plan is None or plan.keep_native else None]
     return min([ANY_LENGTH, *(limit for limit in known if limit is not None)])
 

@@ -19,16 +19,11 @@ from locant.hf.mechanisms import (
     Table,
     TableAfterPadding,
     TableAfterTwo,
-    TableAndBias,
 )
-from locant.hf.seams import mpnet
+from locant.hf.seams.families import SEAM_FAMILIES
 
 BERT = Family(Table("embeddings.position_embeddings"))
 ROBERTA = Family(TableAfterPadding("embeddings.position_embeddings"), count=by_token, shift=after_padding)
-MPNET = Family(
-    TableAndBias("embeddings.position_embeddings"), count=by_token, shift=after_padding, attention_by_index=True,
-    seam=Seam(mpnet.open_seam, mpnet.close_seam),
-)  # fmt: skip
 ROTARY = Family(Rotary())
 T5 = Family(Bias(), stacks=two_stacks)
 
@@ -40,7 +35,6 @@ FAMILIES: dict[str, Family] = {
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
     "camembert": ROBERTA,
-    "mpnet": MPNET,
     "modernbert": ROTARY,
     "gpt2": Family(Table("wpe")),
     "opt": Family(TableAfterTwo("embed_positions"), stacks=two_stacks, count=by_mask),
@@ -56,16 +50,13 @@ FAMILIES: dict[str, Family] = {
     "bart": Family(CarriedTable("embed_positions", row=2), stacks=two_stacks),
     "ctrl": Family(IndexedTable("pos_encoding")),
     "vit": Family(Patches()),
+    **SEAM_FAMILIES,
 }
 
 OUTSIDE = "its attention does not go through transformers' attention interface, so it would ignore the scheme"
 REFUSED: dict[str, str] = {
-    "bloom": OUTSIDE,
-    "mpt": OUTSIDE,
-    "deberta": OUTSIDE,
-    "deberta-v2": OUTSIDE,
-    "xlnet": OUTSIDE,
     "longformer": OUTSIDE,
+    "lilt": "it has a second position table, for the layout of a page, and two attentions that share their logits",
 }
 
 

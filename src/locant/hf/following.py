@@ -91,9 +91,10 @@ def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
         tokens = given.get("inputs_embeds")
         if tokens is None:
             tokens = stack.get_input_embeddings()(given["input_ids"])  # type: ignore[operator]
-        places = given.get("position_ids")
-        places = positions.of_queries(tokens.shape[1], tokens.device) if places is None else places - following.shift
-        given["inputs_embeds"], given["input_ids"] = tokens + embed.embed(places).to(tokens.dtype), None
+        given["inputs_embeds"], given["input_ids"] = (
+            tokens + _embedded(embed, _places(given, numbers, positions), tokens),
+            None,
+        )
     if not following.native_count and "position_ids" not in following.names:  # T5 has no such argument
         given.pop("position_ids", None)
     _grow_buffers(stack, given, positions, following.shift)
@@ -103,6 +104,13 @@ def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
         for cache in (given.get("past_key_values"), *values):
             remember(cache, positions.k)
     return output
+
+
+def _embedded(embed: Any, places: Tensor | None, tokens: Tensor) -> Tensor:
+    """What a scheme adds to token embeddings. Tokens without a position get nothing."""
+    assert places is not None
+    found: Tensor = embed.embed(places.clamp(min=0)) * (places >= 0).unsqueeze(-1)
+    return found.to(tokens.dtype)
 
 
 def _run(stack: nn.Module, given: dict[str, Any], current: Pass, following: Following) -> Any:

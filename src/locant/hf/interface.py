@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from locant.attention import attend
 from locant.hf.call import AttentionCall, AttentionFunction, Positions
@@ -37,12 +37,21 @@ CAUSAL = "locant_causal"
 OWNER = "locant_owner"
 """Attribute of an attention module that shares the scheme of another module: that other module."""
 
+ADDITIVE_MASKS = {"mpt"}
+"""Families whose own code computes with masks of numbers, 0 = may attend, before it calls the attention."""
+
 
 def register() -> None:
     """Registers `attention` with transformers."""
     AttentionInterface.register(NAME, attention)
     # Without a mask function of the same name transformers would silently ignore padding.
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
+def _mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
+    """Makes the mask of a swapped model: bool, True = may attend; None where `is_causal` says enough."""
+    make = eager_mask if getattr(config, "model_type", None) in ADDITIVE_MASKS else sdpa_mask
+    return make(*args, config=config, **kwargs)
 
 
 def is_ours(implementation: str | None) -> bool:

@@ -121,15 +121,24 @@ def _prove_silence(model: PreTrainedModel, plan: Plan) -> None:
     }
     entry = {name for stack in plan.stacks for name in _first_of_all(stack, plan)}
     remaining: list[str] = []
+    tokens = probe_tokens(base, probe_length(base))
+    tokens = tokens[:, :1].expand_as(tokens).contiguous()
+    inputs = probe_inputs(base, tokens)
+    lengths = {x.shape[1] for name, x in inputs.items() if name.endswith("input_ids")}
 
     def same_states(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        states = [x for x in (*args, *kwargs.values()) if _are_states(x)]
+        given = [*([kwargs["hidden_states"]] if "hidden_states" in kwargs else []), *args, *kwargs.values()]
+        along = next((found for x in given if (found := _tokens_of(x, lengths)) is not None), None)
+        if along is None:
+            return None
+        states = [x for x in given if _are_states(x, along, lengths)]
         # Without the ends: MobileBERT joins each token with its neighbours.
-        if names[module] in entry and not all(_alike(x[:, 1:-1], 1) for x in states if x.shape[1] > 2):
+        inner = [x.narrow(along, 1, x.shape[along] - 2) for x in states if x.shape[along] > 2]
+        if names[module] in entry and not all(_alike(x, along) for x in inner):
             remaining.append(f"{names[module]} (in its inputs)")
 
         def constant(x: Any) -> Any:
-            return x[:, :1].expand_as(x) if _are_states(x) else x
+            return x.narrow(along, 0, 1).expand_as(x) if any(x is each for each in states) else x
 
         return tuple(map(constant, args)), {name: constant(x) for name, x in kwargs.items()}
 
@@ -137,11 +146,10 @@ def _prove_silence(model: PreTrainedModel, plan: Plan) -> None:
         if call.module in names and not (_alike(call.query, 2) and _alike(call.key, 2)):
             remaining.append(names[call.module])
 
-    tokens = probe_tokens(base, probe_length(base))
     hooks = [module.register_forward_pre_hook(same_states, with_kwargs=True) for module in names]
     try:
         with observing(before=compare):
-            run(base, probe_inputs(base, tokens[:, :1].expand_as(tokens).contiguous()))
+            run(base, inputs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -152,9 +160,16 @@ def _prove_silence(model: PreTrainedModel, plan: Plan) -> None:
         )
 
 
-def _are_states(x: Any) -> bool:
-    """Whether an argument of an attention module is hidden states, [batch, tokens, width]."""
-    return isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3
+def _tokens_of(x: Any, lengths: set[int]) -> int | None:
+    """The dimension of hidden states that counts tokens; None if an argument of an attention module is something else.
+
+    [batch, tokens, width]; tokens come first in XLNet and last in SqueezeBERT.
+    """
+    return next((along for along in (1, 0, 2) if _are_states(x, along, lengths)), None)
+
+
+def _are_states(x: Any, along: int, lengths: set[int]) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3 and x.shape[along] in lengths
 
 
 def _first_of_all(stack: StackPlan, plan: Plan) -> list[str]:

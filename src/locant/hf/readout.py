@@ -19,7 +19,7 @@ from locant.hf.probing import find_attentions, probe_through_seam
 class Native:
     """The positions of a model. One `Read` per stack: an encoder-decoder has two, other models one."""
 
-    kind: str  # "absolute", "rotary", "bias", or "swapped"
+    kind: str  # "absolute", "rotary", "bias", "disentangled", "relative", combinations of them, or "swapped"
     stacks: tuple[Read, ...]
 
     @property
@@ -69,4 +69,4 @@ def native(model: PreTrainedModel) -> Native:
             stack = model.base_model.get_submodule(path)
             modules = [model.base_model.get_submodule(attention.name) for attention in attentions]
             reads.append(family.mechanism.read(stack, modules, partial(probe_through_seam, model)))
-    return Native(family.mechanism.kind, tuple(reads))
+    return Native(reads[0].kind, tuple(reads))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from locant.hf.length import named_length
 from locant.hf.modes import evaluating
 
 PROBE_LENGTH = 7
@@ -85,8 +86,8 @@ def run_probe(base: nn.Module) -> Tensor:
 
 def probe_length(base: nn.Module) -> int:
     """Seven tokens, or fewer if the model has fewer positions."""
-    longest = getattr(base.config, "max_position_embeddings", None)
-    if not isinstance(longest, int):
+    longest = named_length(base.config)
+    if longest is None:
         return PROBE_LENGTH
     unused = (getattr(base.config, "pad_token_id", None) or 0) + 1  # rows of RoBERTa that no token has
     return max(1, min(PROBE_LENGTH, longest - unused)) if longest < PROBE_LENGTH + unused else PROBE_LENGTH

@@ -14,9 +14,10 @@ from locant.analysis.layout import LayerTracker, find_layout, observed
 from locant.analysis.steps import KEY, LOGITS, QUERY, STEPS, VALUE, WEIGHTS
 from locant.analysis.variance.table import MEASURED, VarianceRow, Variances
 from locant.analysis.variance.theory import FeedForward, Sigmas
-from locant.hf.call import AttentionCall
+from locant.hf.call import OWN_LOGITS, AttentionCall
 from locant.hf.facts import has_decoder
 from locant.hf.finding import family_of
+from locant.hf.length import named_length
 from locant.hf.modes import evaluating
 from locant.hf.plan import plan_of
 
@@ -117,7 +118,7 @@ def _sequences(
         raise ValueError(f"a variance over sequences needs at least 2 of them; got {sequences}")
     if length < 2:
         raise ValueError(f"sequences must have at least 2 tokens; got {length}")
-    longest = getattr(config, "max_position_embeddings", None)
+    longest = named_length(config)
     if longest is not None and plan_of(model) is None:
         with suppress(NotImplementedError):  # RoBERTa's positions start at 2
             longest -= family_of(model).shift(model.base_model)
@@ -156,7 +157,8 @@ class _Moments:
         for step, x in ((QUERY, call.query), (KEY, call.key), (VALUE, call.value)):
             self.add(layer, step, x.transpose(1, 2).flatten(2))
         others = (call.position_bias, call.others.get("softcap"), call.others.get("s_aux"))
-        if (call.scheme is None or call.scheme.silent) and all(x is None for x in others):
+        plain = all(x is None for x in others) and not call.others.get(OWN_LOGITS)
+        if plain and (call.scheme is None or call.scheme.silent):
             self._add_logits(layer, call.query, call.key, call.scale, call.mask, call.is_causal)
 
     def _add_logits(

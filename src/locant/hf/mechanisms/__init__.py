@@ -5,11 +5,16 @@ positions by a module that adds nothing, or by the embedding of a scheme; and `r
 `silence` returns what it replaced, so it can be restored bit for bit.
 """
 
+from locant.hf.mechanisms.alibi import FalconBias, LinearBias
 from locant.hf.mechanisms.base import Mechanism, Read, Replaced, Run
 from locant.hf.mechanisms.bias import Bias, Biases, TableAndBias
+from locant.hf.mechanisms.choice import Choice
+from locant.hf.mechanisms.disentangled import Disentangled
 from locant.hf.mechanisms.nothing import Nothing
 from locant.hf.mechanisms.patches import EmbeddedPatches, Patches
+from locant.hf.mechanisms.projected_sinusoids import ProjectedSinusoids
 from locant.hf.mechanisms.rotary import Rotary
+from locant.hf.mechanisms.rotary_table import RotaryTable, SharedRotaryTable
 from locant.hf.mechanisms.table import (
     Carried,
     CarriedTable,
@@ -25,16 +30,23 @@ __all__ = [
     "Biases",
     "Carried",
     "CarriedTable",
+    "Choice",
+    "Disentangled",
     "Embedded",
     "EmbeddedPatches",
+    "FalconBias",
     "IndexedTable",
+    "LinearBias",
     "Mechanism",
     "Nothing",
     "Patches",
+    "ProjectedSinusoids",
     "Read",
     "Replaced",
     "Rotary",
+    "RotaryTable",
     "Run",
+    "SharedRotaryTable",
     "Table",
     "TableAfterPadding",
     "TableAfterTwo",

@@ -1,0 +1,135 @@
+"""BERT's relatives that write attention out: softmax(q·k/√d + mask)·v.
+
+Rembert, Megatron-BERT, RoFormer, SqueezeBERT, LUKE and MPNet. `_attention` is what all of them compute; what remains
+for each is where its queries, keys and values come from.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from locant.hf.call import AttentionFunction
+from locant.hf.seams.opening import Opening, additive, call, if_decoder, is_swapped, never, seam
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
+    position_bias: Tensor | None = None, logits_wanted: bool = False, **others: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What all these classes compute, in their order, so that a model that is not swapped has the same outputs."""
+    logits = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    for part in (position_bias, mask):
+        logits = logits if part is None else logits + part
+    weights = module.dropout(logits.softmax(-1))  # type: ignore[operator]
+    return (weights @ value).transpose(1, 2), logits if logits_wanted else weights
+
+
+def _heads(module: Any, states: Tensor) -> Tensor:
+    """[B, L, width] as [B, H, L, D]."""
+    return states.view(*states.shape[:-1], -1, module.attention_head_size).transpose(1, 2)
+
+
+def _through(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, output_attentions: bool,
+    own: AttentionFunction = _attention, position_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    return call(
+        module, query, key, value, mask, scaling=module.attention_head_size**-0.5, dropout=module.dropout, own=own,
+        output_attentions=output_attentions, position_bias=position_bias,
+    )  # fmt: skip
+
+
+def _bert(
+    self: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    sinusoidal_pos: Tensor | None = None,
+    encoder_hidden_states: Tensor | None = None,
+    past_key_values: Any = None,
+    output_attentions: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The forward of a BERT-like self-attention, with a cache, and with RoFormer's rotation."""
+    if encoder_hidden_states is not None:  # cross-attention has no scheme
+        rotation = {} if sinusoidal_pos is None else {"sinusoidal_pos": sinusoidal_pos}
+        found: tuple[Tensor, Tensor] = type(self).forward(
+            self, hidden_states, additive(attention_mask, hidden_states), encoder_hidden_states=encoder_hidden_states,
+            past_key_values=past_key_values, output_attentions=output_attentions, **rotation, **kwargs,
+        )  # fmt: skip
+        return found
+    query, key, value = (_heads(self, layer(hidden_states)) for layer in (self.query, self.key, self.value))
+    if sinusoidal_pos is not None and not is_swapped(self):
+        turned = (query, key, value) if self.rotary_value else (query, key)
+        query, key, *values = self.apply_rotary_position_embeddings(sinusoidal_pos, *turned)
+        value = values[0] if values else value
+    if past_key_values is not None:
+        cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        key, value = cache.update(key, value, self.layer_idx)
+    out, weights = _through(self, query, key, value, attention_mask, output_attentions)
+    return out.flatten(2), weights
+
+
+def _squeezebert(
+    self: Any, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool
+) -> dict[str, Tensor | None]:
+    """SqueezeBERT: states are [B, width, L]. Its `attentions` are logits; those of a swapped model are weights."""
+    parts = (layer(hidden_states).transpose(1, 2) for layer in (self.query, self.key, self.value))
+    query, key, value = (_heads(self, part) for part in parts)
+    own = partial(_attention, logits_wanted=True)
+    out, weights = _through(self, query, key, value, attention_mask, output_attentions, own)
+    found: dict[str, Tensor | None] = {"context_layer": out.flatten(2).transpose(1, 2).contiguous()}
+    return {**found, "attention_score": weights} if output_attentions else found
+
+
+def _luke(
+    self: Any,
+    word_hidden_states: Tensor,
+    entity_hidden_states: Tensor | None,
+    attention_mask: Tensor | None = None,
+    output_attentions: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """LUKE over its words. Entities have positions of their own, in another table."""
+    if entity_hidden_states is not None:
+        if is_swapped(self):
+            raise NotImplementedError(
+                "a swapped LUKE model reads words alone: its entities have a position table of their own, which locant "
+                "does not replace. Call it without entity_ids, or restore it with swap(model, 'native')"
+            )
+        found: tuple[Tensor | None, ...] = type(self).forward(
+            self, word_hidden_states, entity_hidden_states, attention_mask, output_attentions
+        )
+        return found
+    query, key, value = (_heads(self, layer(word_hidden_states)) for layer in (self.query, self.key, self.value))
+    out, weights = _through(self, query, key, value, attention_mask, output_attentions)
+    return (out.flatten(2), None, weights) if output_attentions else (out.flatten(2), None)
+
+
+def _mpnet(
+    self: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    output_attentions: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor | None, ...]:
+    """MPNet: a bias for all layers, computed once, and the output projection in the same class."""
+    query, key, value = (_heads(self, layer(hidden_states)) for layer in (self.q, self.k, self.v))
+    out, weights = _through(self, query, key, value, attention_mask, output_attentions, position_bias=position_bias)
+    found: Tensor = self.o(out.flatten(2))
+    return (found, weights) if output_attentions else (found,)
+
+
+REMBERT = seam(Opening("rembert.modeling_rembert.RemBertSelfAttention", {"forward": _bert}, if_decoder))
+MEGATRON_BERT = seam(
+    Opening("megatron_bert.modeling_megatron_bert.MegatronBertSelfAttention", {"forward": _bert}, if_decoder)
+)
+ROFORMER = seam(Opening("roformer.modeling_roformer.RoFormerSelfAttention", {"forward": _bert}, if_decoder))
+SQUEEZEBERT = seam(
+    Opening("squeezebert.modeling_squeezebert.SqueezeBertSelfAttention", {"forward": _squeezebert}, never)
+)
+LUKE = seam(Opening("luke.modeling_luke.LukeSelfAttention", {"forward": _luke}, never))
+MPNET = seam(Opening("mpnet.modeling_mpnet.MPNetSelfAttention", {"forward": _mpnet}, never))
