@@ -34,11 +34,14 @@ EMBED = "locant_embed"
 """Submodule of a stack: absolute positions for a model that has no place for them."""
 CAUSAL = "locant_causal"
 """Attribute of an attention module of a swapped model: whether it is causal. Not every module says so itself."""
+HIDDEN = -1e4
+"""A number that models add to a logit to hide a key; most add the least of their dtype."""
 OWNER = "locant_owner"
 """Attribute of an attention module that shares the scheme of another module: that other module."""
 
-ADDITIVE_MASKS = {"mpt"}
-"""Families whose own code computes with masks of numbers, 0 = may attend, before it calls the attention."""
+ADDITIVE_MASKS = {"mpt", "nllb-moe"}
+"""Families whose own code computes with masks of numbers, 0 = may attend: before it calls the attention, or in the
+router of its experts."""
 
 
 def register() -> None:
@@ -144,14 +147,19 @@ def _is_causal(module: nn.Module) -> bool:
 
 
 def _bool_mask(mask: Tensor | None) -> Tensor | None:
+    """A mask as bool, True = may attend. Some models make masks of numbers for the logits: 0, and −10,000 or less."""
     if mask is None or mask.dtype == torch.bool:
         return mask
-    if mask.is_floating_point():
+    if not mask.is_floating_point():
+        return mask.bool()
+    visible = mask == 0
+    if not torch.compiler.is_compiling() and not bool((visible | (mask <= HIDDEN)).all()):
         raise TypeError(
-            f"a swapped model takes attention masks that are bool or whole numbers 0 and 1; got {mask.dtype} of shape "
-            f"{list(mask.shape)}. Make it bool (True = may attend)"
+            f"a swapped model takes attention masks that are bool, or whole numbers 0 and 1; got {mask.dtype} of shape "
+            f"{list(mask.shape)} with values that are neither 0 nor {HIDDEN:,.0f} or less. Make it bool (True = may "
+            f"attend)"
         )
-    return mask.bool()
+    return visible
 
 
 def _compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
