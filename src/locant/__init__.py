@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from locant.adaptation import adapt, fit
     from locant.attention import BACKENDS, attend
     from locant.hf import load, native, swap
+    from locant.hf.support import families
     from locant.schemes import SCHEMES, Scheme, Sum
     from locant.spec import per_layer, scheme
     from locant.terms import Terms
@@ -31,6 +32,7 @@ __all__ = [
     "Terms",
     "adapt",
     "attend",
+    "families",
     "fit",
     "load",
     "native",
@@ -47,11 +49,12 @@ _NAMES = {
     "terms": ("Terms",),
     "testing": (),
     "hf": ("load", "native", "swap"),
+    "hf.support": ("families",),
     "adaptation": ("adapt", "fit"),
 }
 """Module -> the names that locant takes from it."""
 _MODULE = {name: module for module, names in _NAMES.items() for name in names}
-_EXTRAS = {"hf": "hf", "adaptation": "compare"}
+_EXTRAS = {"hf": "hf", "hf.support": "hf", "adaptation": "compare"}
 """Modules that need transformers -> the extra that installs it."""
 
 

@@ -500,10 +500,17 @@ def test_attention_called_on_its_own_says_so():
         model.encoder.layer[0].attention.self(torch.randn(1, 4, 32))
 
 
-def test_an_additive_mask_is_not_guessed():
+def test_masks_of_numbers():
+    """0 may attend, and a large negative number may not, as models make masks themselves. A bias is not guessed."""
     model = locant.swap(make("bert"), "tisa")
-    with pytest.raises(TypeError, match="takes attention masks that are bool or whole numbers 0 and 1"):
-        output(model, **inputs("bert") | {"attention_mask": torch.zeros(2, 1, 9, 9)})
+    mask = torch.ones(2, 1, 9, 9, dtype=torch.bool).tril()
+    wanted = output(model, **inputs("bert") | {"attention_mask": mask})
+    for hidden in (-1e4, float("-inf"), torch.finfo(torch.float32).min):
+        numbers = torch.zeros(mask.shape).masked_fill(~mask, hidden)
+        assert torch.equal(output(model, **inputs("bert") | {"attention_mask": numbers}), wanted)
+    for wrong in (torch.ones(2, 1, 9, 9), torch.full((2, 1, 9, 9), -0.5)):
+        with pytest.raises(TypeError, match="takes attention masks that are bool, or whole numbers 0 and 1"):
+            output(model, **inputs("bert") | {"attention_mask": wrong})
 
 
 def test_return_dict_false_is_refused():

@@ -74,7 +74,8 @@ def _bench(parser: Parser) -> None:
 
 
 def _doctor(parser: Parser) -> None:
-    """It has no options."""
+    parser.argument("model", "Folder or hub name of a Hugging Face model: say what locant can do with it instead.",
+                    nargs="?")  # fmt: skip
 
 
 def _swap(parser: Parser) -> None:
@@ -213,7 +214,7 @@ COMMANDS = {
     "bench": Command("machine.bench", "Measure the time of schemes on this machine as a ratio to plain attention, "
                      "forward and with backward.", _bench),
     "doctor": Command("machine.doctor", "Print which back ends of attention work on this machine and why, and which "
-                      "one is chosen when.", _doctor),
+                      "one is chosen when; or what can be done with a model.", _doctor),
     "swap": Command("models.swap", "Give a model another position scheme and save it with its tokenizer. "
                     "locant.load opens it.", _swap, HF),
     "compare": Command("training.compare", "Which position scheme is best for my data and my lengths? Train a model "

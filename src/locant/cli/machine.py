@@ -9,7 +9,7 @@ from rich.table import Table
 
 from locant.analysis import speed
 from locant.attention.diagnosis import SITUATIONS, choices, diagnose
-from locant.cli.extras import PLOT
+from locant.cli.extras import HF, PLOT
 from locant.cli.schemes import build
 from locant.cli.terminal import MARKS, console
 from locant.report.speed import cost_line, draw_costs, write_costs
@@ -37,8 +37,14 @@ def bench(
         console.print(f"picture: {out}\nnumbers: {out.with_suffix('.csv')}", markup=False, highlight=False)
 
 
-def doctor() -> None:
-    """Prints which back ends work on this machine and why, and which one is chosen when."""
+def doctor(model: str | None) -> None:
+    """Prints which back ends work on this machine and why, and which one is chosen when; or what works for a model."""
+    if model is not None:
+        HF.check("a model")
+        from locant.cli.models import diagnose_model
+
+        diagnose_model(model)
+        return
     console.print(f"[bold]locant {__version__}[/]")
     for finding in diagnose():
         console.print(f"  {MARKS[finding.active]} {finding.name:13}", end="")

@@ -15,11 +15,13 @@ from transformers import AutoTokenizer
 from locant.analysis import inspection
 from locant.analysis.table_inspection import inspect_tables
 from locant.analysis.text import default_text, usable
-from locant.cli.terminal import console
+from locant.cli.terminal import MARKS, console
 from locant.hf import bare_tables, checkpoint, load, memory, native, swapping
+from locant.hf.layers import other_layers
 from locant.hf.plan import plan_of
 from locant.hf.saving import save_tokenizer
 from locant.hf.sentence_folder import sentence_folder
+from locant.hf.support import Layers, support_of
 from locant.hf.word_order import WordOrderWarning
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
@@ -137,7 +139,7 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     source = sentence_folder(model)
     name = model if source is None else source.transformer
     loaded = load(name)
-    before = (native(loaded), loaded.num_parameters(), getattr(loaded.config, "max_position_embeddings", None))
+    before = (_own_positions(loaded), loaded.num_parameters(), getattr(loaded.config, "max_position_embeddings", None))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WordOrderWarning)  # printed below, as a command
         swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
@@ -146,12 +148,15 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     if source is not None:
         source.copy_to(out, loaded)
     plan: Any = plan_of(loaded)
-    layers = sum(len(stack.attentions) for stack in plan.stacks)
-    table = Table(title=f"{type(loaded).__name__}, {layers} attention modules")
+    base = loaded.base_model
+    layers = [
+        Layers(each.path, len(each.attentions), other_layers(base, each.path, each.attentions)) for each in plan.stacks
+    ]
+    table = Table(title=f"{type(loaded).__name__}, {'; '.join(map(spell_layers, layers))}")
     for column in ("", "before", "after"):
         table.add_column(column)
     kept = f"{before[0]} + {spec}" if keep_native else spec
-    table.add_row("positions", escape(str(before[0])), escape(kept))
+    table.add_row("positions", escape(before[0]), escape(kept))
     table.add_row("parameters", f"{before[1]:,}", f"{loaded.num_parameters():,}")
     native_limit = before[2] if keep_native and not plan.replaced else plan.max_length()
     table.add_row("maximum length", str(before[2] or "none"), str(native_limit or "none"))
@@ -166,6 +171,40 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
+
+
+def _own_positions(model: Any) -> str:
+    """The positions of a model in words. Some models can be swapped whose positions cannot be read."""
+    try:
+        return str(native(model))
+    except NotImplementedError as problem:
+        return f"not read: {problem}"
+
+
+def diagnose_model(name: str) -> None:
+    """Prints what locant can do with a model, how it was found, and why not."""
+    _check_model(name)
+    part = memory.part_that_fits(name)
+    loaded = load(name, layers=None if part is None else part.layers)
+    found = support_of(loaded)
+    console.print(f"[bold]{escape(type(loaded).__name__)}[/], family {escape(found.support.family)}", highlight=False)
+    for works, what in (
+        (found.support.how != "refused", f"family    {found.support.how}: {found.support.note}"),
+        *((True, f"layers    {spell_layers(each)}") for each in found.layers),
+        (not found.not_read, f"read      {found.positions or found.not_read}"),
+        (not found.not_swapped, f"swap      {found.not_swapped or 'a swap and back again leaves the model as it was'}"),
+        (not found.not_read, f"fit       {'needs its positions' if found.not_read else 'locant.fit and locant.adapt'}"),
+    ):
+        console.print(f"  {MARKS[works]} ", end="")
+        console.print(what, markup=False, highlight=False, soft_wrap=True)
+
+
+def spell_layers(layers: Layers) -> str:
+    """Returns the layers of a stack in words."""
+    where = f" in {layers.stack}" if layers.stack else ""
+    attention = "1 attention module" if layers.attention == 1 else f"{layers.attention} attention modules"
+    others = "1 other layer" if layers.others == 1 else f"{layers.others} other layers"
+    return f"{attention}{where}" + (f", {others} left alone" if layers.others else "")
 
 
 def _save_tokenizer(model: str, loaded: Any, out: Path) -> None:

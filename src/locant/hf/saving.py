@@ -16,6 +16,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from locant.hf.facts import maximum_length
+from locant.hf.layers import other_layers
 from locant.hf.plan import ANY_LENGTH, Plan, plan_of
 from locant.hf.word_order import CARD
 from locant.runs import files
@@ -74,6 +75,7 @@ def model_card(model: PreTrainedModel, plan: Plan) -> str:
     specs = {str(scheme) for stack in plan.stacks for scheme in stack.schemes}
     spec = "+".join([*specs, *embeds]) if len(specs) == 1 else "SPEC"
     warning = CARD.format(model=model.name_or_path, spec=spec) if plan.unlearned else ""
+    others = sum(other_layers(model.base_model, stack.path, stack.attentions) for stack in plan.stacks)
     own = "kept, with the following added" if plan.keep_native else "replaced by the following"
     return f"""---
 library_name: transformers
@@ -90,6 +92,7 @@ The positions of this {model.config.model_type} model were {own}
 {rows}
 
 Added to the token embeddings: {", ".join(f"`{text}`" for text in embeds) or "nothing"}.
+Layers without attention, which are unchanged: {others}.
 Parameters of the schemes: {parameters:,}. Maximum length: {before} before, {after or "none"} now.
 {warning}
 ```python

@@ -125,6 +125,12 @@ def check_model(model: PreTrainedModel) -> None:
         raise TypeError("the model is compiled; swap it first, then call compile")
     if getattr(model.config, "return_dict", True) is False:
         raise ValueError("the model's config has return_dict=False; set model.config.return_dict = True")
+    if getattr(model, "is_quantized", False) or not next(model.parameters()).is_floating_point():
+        method = getattr(model, "quantization_method", None)
+        raise ValueError(
+            f"the weights of the model are quantised{f' ({method})' if method else ''}; a swap needs floating point: "
+            f"load it without quantization_config, or with its option to dequantize"
+        )
     if next(model.parameters()).is_meta:
         raise ValueError("the model has no weights yet (its parameters are on the meta device); load them first")
 
