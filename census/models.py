@@ -74,6 +74,8 @@ def build(architecture: Architecture, seed: int = 0) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             kept = any(part.startswith(KEPT) for part in name.split("."))
+            if "norm" in name.lower() and parameter.ndim == 1 and name.endswith("weight"):
+                parameter.mul_(1 + 0.2 * torch.randn(parameter.shape))  # as trained ones: a norm after a rotation shows
             if kept or not parameter.requires_grad or not parameter.is_floating_point():
                 continue
             if parameter.ndim > 1:

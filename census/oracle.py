@@ -60,11 +60,23 @@ def _without_positions(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+def _changes_masks(subject: Subject) -> bool:
+    """Whether a bias in the mask does not reach the softmax as it is, or position 0 changes queries.
+
+    CodeGen divides the mask together with the logits. A softcap comes before the mask and after a scheme. YaRN's factor
+    on attention belongs to the rotation, and stays at position 0.
+    """
+    config = subject.original.config.get_text_config()
+    factors = [getattr(module, "attention_scaling", 1.0) for module in subject.original.modules()]
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    return subject.architecture.name == "codegen" or capped or any(factor != 1.0 for factor in factors)
+
+
 def by_hand(subject: Subject) -> Tensor | None:
     """Returns the output with ALiBi; None if the model does not take such a mask, or keeps its positions."""
     heads = getattr(subject.original.config.get_text_config(), "num_attention_heads", None)
     causal = subject.architecture.kind == DECODER
-    if not isinstance(heads, int) or subject.two_stacks:
+    if not isinstance(heads, int) or subject.two_stacks or _changes_masks(subject):
         return None
     zeros: dict[str, Any] = {}
     if subject.takes("position_ids"):

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from locant.hf import swapping
 from locant.hf.facts import has_decoder
 from locant.hf.plan import plan_of
+from locant.hf.running import vocabulary
 
 MIN_LENGTH = 8
 """Smallest `length`, in tokens."""
@@ -49,10 +50,10 @@ def check_numbers(length: int, seed: int) -> None:
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: Any, lines: list[str]) -> None:
     """Raises if the tokenizer makes tokens that the model does not have; checks the first lines of a text."""
-    words: Any = model.get_input_embeddings()
+    known = vocabulary(model.base_model)
     most = max((token for ids in tokenizer(lines[:200], verbose=False)["input_ids"] for token in ids), default=0)
-    if most >= words.weight.shape[0]:
+    if most >= known:
         raise ValueError(
-            f"the tokenizer returned token {most}, but {type(model).__name__} has {words.weight.shape[0]} tokens; pass "
-            f"the tokenizer that the model was trained with"
+            f"the tokenizer returned token {most}, but {type(model).__name__} has {known} tokens; pass the tokenizer that "
+            f"the model was trained with"
         )

@@ -143,7 +143,7 @@ def fit(
 def _batches(model: PreTrainedModel, sampler: sample.Sampler, length: int, tokens: int) -> list[Tensor]:
     """Sequences of every length of the ladder, the same number of tokens of each: [B, L] without padding."""
     lengths = sample.ladder(sample.longest(model, length))
-    config: Any = model.config
+    config: Any = model.config.get_text_config()
     bytes_per_pair = 4 * config.num_hidden_layers * config.num_attention_heads
     tokens = min(tokens, MEMORY // bytes_per_pair // sum(lengths))
     return [
