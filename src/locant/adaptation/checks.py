@@ -54,6 +54,6 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, lines: list[str]) -
     most = max((token for ids in tokenizer(lines[:200], verbose=False)["input_ids"] for token in ids), default=0)
     if most >= known:
         raise ValueError(
-            f"the tokenizer returned token {most}, but {type(model).__name__} has {known} tokens; pass the tokenizer that "
-            f"the model was trained with"
+            f"the tokenizer returned token {most}, but {type(model).__name__} has {known} tokens; pass the "
+            f"tokenizer that the model was trained with"
         )
