@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.quantization_config import QuantizationMethod
 
 import locant
 from locant.hf.families import FAMILIES, REFUSED
@@ -110,6 +111,8 @@ def test_quantised_weights_are_refused():
     with pytest.raises(ValueError, match=r"quantised \(bitsandbytes\); a swap needs floating point"):
         locant.swap(model, "alibi")
     assert "locant_plan" not in vars(model)
+    model.quantization_method = QuantizationMethod.GGUF  # opened in floating point
+    locant.swap(model, "alibi")
 
 
 def test_a_family_that_this_transformers_does_not_have(tmp_path):

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils.quantization_config import QuantizationMethod
 
 from locant.attention import BACKENDS
 from locant.hf.attaching import attach, detach, own_config
@@ -125,8 +126,10 @@ def check_model(model: PreTrainedModel) -> None:
         raise TypeError("the model is compiled; swap it first, then call compile")
     if getattr(model.config, "return_dict", True) is False:
         raise ValueError("the model's config has return_dict=False; set model.config.return_dict = True")
-    if getattr(model, "is_quantized", False) or not next(model.parameters()).is_floating_point():
-        method = getattr(model, "quantization_method", None)
+    method = getattr(model, "quantization_method", None)
+    # Transformers opens GGUF files in floating point, and still calls them quantised.
+    quantized = getattr(model, "is_quantized", False) and method != QuantizationMethod.GGUF
+    if quantized or not next(model.parameters()).is_floating_point():
         raise ValueError(
             f"the weights of the model are quantised{f' ({method})' if method else ''}; a swap needs floating point: "
             f"load it without quantization_config, or with its option to dequantize"
