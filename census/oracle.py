@@ -63,13 +63,14 @@ def _without_positions(model: PreTrainedModel) -> PreTrainedModel:
 def _changes_masks(subject: Subject) -> bool:
     """Whether a bias in the mask does not reach the softmax as it is, or position 0 changes queries.
 
-    CodeGen divides the mask together with the logits. A softcap comes before the mask and after a scheme. YaRN's factor
-    on attention belongs to the rotation, and stays at position 0.
+    CodeGen divides the mask together with the logits. RoFormer's table has cos in it, which is 1 without positions. A
+    softcap comes before the mask and after a scheme. YaRN's factor on attention belongs to the rotation, and stays at
+    position 0.
     """
     config = subject.original.config.get_text_config()
     factors = [getattr(module, "attention_scaling", 1.0) for module in subject.original.modules()]
     capped = getattr(config, "attn_logit_softcapping", None) is not None
-    return subject.architecture.name == "codegen" or capped or any(factor != 1.0 for factor in factors)
+    return subject.architecture.name in ("codegen", "roformer") or capped or any(factor != 1.0 for factor in factors)
 
 
 def by_hand(subject: Subject) -> Tensor | None:

@@ -6,7 +6,7 @@ is refused, whatever its name.
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from locant.hf.call import AttentionCall
@@ -34,7 +34,8 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
             for call in watched.calls
             if names.get(call.module, "").startswith(inside) and len(set(_lengths(call))) == 1 and call.module in names
         ]
-        others = sorted({type(module).__name__ for module in outside if names.get(module, "").startswith(inside)})
+        _check_choice(kind, [call.module for call in calls])
+        others = sorted({type(module).__name__ for module in outside})  # in any part of the model
         if not calls or others:
             what = ", ".join(others) or f"no module of {type(base.get_submodule(path)).__name__}"
             raise NotImplementedError(
@@ -43,6 +44,17 @@ def find_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
         attentions = [Attention(names[call.module], call.query.shape[1], call.query.shape[3]) for call in calls]
         found[path] = list(dict.fromkeys(attentions))  # ALBERT runs one module many times
     return found
+
+
+def _check_choice(kind: str, attentions: list[nn.Module]) -> None:
+    """Raises NotImplementedError if an attention chooses keys first: by the positions that a swap would remove."""
+    for attention in attentions:
+        for module in attention.modules():
+            if "Indexer" in type(module).__name__:
+                raise NotImplementedError(
+                    f"{kind} models cannot be swapped: {type(module).__name__} chooses the keys of each token (sparse "
+                    f"attention), by positions that a swap would remove"
+                )
 
 
 def probe_through_seam(model: PreTrainedModel) -> Tensor:

@@ -57,7 +57,9 @@ def prove(model: PreTrainedModel, plan: Plan) -> None:
     }
     if acting and not any(_differ(plain[module], moved[module]) for module in acting):
         scheme = next(iter(acting.values()))
-        raise RuntimeError(f"{kind}: with {scheme} the output does not depend on position; the model is unchanged")
+        raise NotImplementedError(
+            f"{kind}: with {scheme} the output does not depend on position; the model is unchanged"
+        )
     _prove_silence(model, plan)
 
 

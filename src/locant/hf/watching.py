@@ -34,11 +34,17 @@ class Watched:
     """Modules that were to be recorded: module, positional arguments, keyword arguments, output."""
 
     def attended_elsewhere(self, lengths: set[int]) -> list[nn.Module]:
-        """Returns the modules with a softmax over keys outside the seam. A router's softmax is over experts."""
+        """Returns the modules with a softmax over keys outside the seam. A router's softmax is over experts.
+
+        Attention to blocks of tokens (LongT5) has other lengths; such modules are known by their names.
+        """
+
+        def over_keys(module: nn.Module, shape: tuple[int, ...]) -> bool:
+            both = len(shape) > 2 and shape[-1] in lengths and shape[-2] in lengths
+            return both or (len(shape) > 2 and "Attention" in type(module).__name__)
+
         return [
-            module
-            for module, shapes in self.elsewhere.items()
-            if any(len(shape) > 2 and shape[-1] in lengths and shape[-2] in lengths for shape in shapes)
+            module for module, shapes in self.elsewhere.items() if any(over_keys(module, shape) for shape in shapes)
         ]
 
 
