@@ -24,11 +24,6 @@ def check_model(model: Any, spec: Any) -> None:
         raise ValueError(f"spec must be a string that names a scheme, such as tisa:kernels=5; got {spec!r}")
     if plan_of(model) is not None:
         raise ValueError("this model is swapped already; pass a model that has its own positions")
-    if has_decoder(model):
-        raise ValueError(
-            f"{type(model).__name__} is an encoder with a decoder; load its encoder alone, with "
-            f"AutoModelForTextEncoding"
-        )
     if torch.is_inference_mode_enabled():
         raise ValueError("fitting needs gradients, which torch.inference_mode() forbids; call it outside")
     broken = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
