@@ -64,8 +64,6 @@ class EncoderPart(Part):
         self.name = type(whole).__name__
         self.paths = family_of(whole).stacks(base)
         self.index = _index(base, self.paths, self.model, self.name)
-        # Swapping the encoder alone gives it configs of its own; `join` makes it share those of the model again.
-        self.configs = {part: part.config for part in self.model.modules() if "config" in part.__dict__}
         with torch.random.fork_rng(devices=[]):
             self.read_decoder = _decoder_on(base, self.model)
             self.before = self._decoder_before()
@@ -76,22 +74,28 @@ class EncoderPart(Part):
                 self._check_decoder()
             finally:
                 exchange(whole, "native")
+        # Swapping the encoder alone gives it configs of its own; afterwards it shares those of the model again.
+        self.configs = {each: each.config for each in self.model.modules() if "config" in each.__dict__}
+        self.joined = False
 
     @property
     def notice(self) -> str:
         return f"only the encoder of {self.name} was changed; the decoder keeps its own positions ({self.decoder})"
 
     def own(self) -> set[nn.Parameter]:
-        inside = set(self.model.modules())
-        outside = [part for part in self.whole.modules() if part not in inside]
-        shared = {weight for part in outside for weight in part._parameters.values() if weight is not None}
-        return set(self.model.parameters()) - shared  # the token embeddings are often the decoder's too
+        # By name and not by module: some models use one module of token embeddings in encoder and decoder.
+        modules, weights = (
+            list(each(remove_duplicate=False)) for each in (self.whole.named_modules, self.whole.named_parameters)
+        )
+        inside = tuple(f"{name}." for name, module in modules if module is self.model)
+        return set(self.model.parameters()) - {weight for name, weight in weights if not name.startswith(inside)}
 
     def join(self) -> None:
         tokens = probe_tokens(self.model, probe_length(self.model))
         alone = run(self.model, {"input_ids": tokens})
         fitted = native(self.model).stacks[0]
         self._leave_encoder()
+        self.joined = True
         stacks = [fitted if n == self.index else read for n, read in enumerate(native(self.whole).stacks)]
         exchange(self.whole, Native("swapped", tuple(stacks)))
         if not _same(alone, run(self.model, {"input_ids": tokens})):
@@ -102,13 +106,14 @@ class EncoderPart(Part):
 
     def restore(self) -> None:
         super().restore()
-        self._leave_encoder()
+        if not self.joined:
+            self._leave_encoder()
 
     def _leave_encoder(self) -> None:
         """Undoes the swap of the encoder alone."""
         exchange(self.model, "native")
-        for part, config in self.configs.items():
-            part.config = config
+        for module, config in self.configs.items():
+            module.config = config
 
     def _decoder_before(self) -> Tensor:
         try:
