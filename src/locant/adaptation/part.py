@@ -65,8 +65,7 @@ class EncoderPart(Part):
         self.paths = family_of(whole).stacks(base)
         self.index = _index(base, self.paths, self.model, self.name)
         with torch.random.fork_rng(devices=[]):
-            self.read_decoder = _decoder_on(base, self.model)
-            self.before = self._decoder_before()
+            self.read_decoder, self.before = self._decoder()
             own = native(whole)
             self.decoder = ", ".join(_spelled(own)[: self.index] + _spelled(own)[self.index + 1 :])
             try:  # before anything takes time
@@ -115,13 +114,15 @@ class EncoderPart(Part):
         for module, config in self.configs.items():
             module.config = config
 
-    def _decoder_before(self) -> Tensor:
+    def _decoder(self) -> tuple[Callable[[], Tensor], Tensor]:
+        """A function that runs the decoder on the original states of the encoder, and what it returns now."""
         try:
-            return self.read_decoder()
+            read = _decoder_on(self.whole.base_model, self.model)
+            return read, read()
         except Exception as problem:  # any: the code is that of a model nobody has tried
             raise NotImplementedError(
-                f"{self.name} cannot be fitted: its decoder does not run on the outputs of its encoder "
-                f"({type(problem).__name__}: {problem}); {ALONE}"
+                f"{self.name} cannot be fitted: on a few tokens its encoder and then its decoder fail with "
+                f"{type(problem).__name__}: {problem}; {ALONE}"
             ) from problem
 
     def _check_decoder(self) -> None:
@@ -141,9 +142,10 @@ def _index(base: nn.Module, paths: list[str], encoder: nn.Module, name: str) -> 
     """The number of the stack that is the encoder."""
     found = [number for number, path in enumerate(paths) if path and base.get_submodule(path) is encoder]
     if len(found) != 1:
+        where = ", ".join(path or "the model itself" for path in paths)
         raise NotImplementedError(
-            f"{name} cannot be fitted: its encoder is {type(encoder).__name__}, expected one of the modules that run "
-            f"its layers ({', '.join(path or 'the model itself' for path in paths)}); {ALONE}"
+            f"{name} cannot be fitted: locant finds positions in {where} alone, and not in its encoder "
+            f"({type(encoder).__name__}); train the swapped model instead"
         )
     return found[0]
 
