@@ -90,15 +90,11 @@ def adapt(
 ) -> Adapted:
     """Gives a model another position scheme, in place, and trains it to match its original outputs.
 
-    Of an encoder-decoder the encoder is changed and trained to match its original states. The decoder keeps its own
-    positions, and weights that it uses are not trained: often the token embeddings.
-
     text      unlabelled prose: a string, a list of strings, or a pathlib.Path of a file or folder.
     budget    time or steps: 10min, 90s, 500steps. Time covers fitting and training.
     train     "scheme": the parameters of the scheme alone; "all": every weight.
     out       a folder for the model. After an interruption, pass it again to resume.
-    scores    tasks by name, each a function of a model and its tokenizer, measured in each state of the model; of an
-              encoder-decoder, in each state of the encoder.
+    scores    tasks by name, each a function of a model (or encoder) and its tokenizer, measured in each state of it.
     length    tokens of the longest training sequences. The original reads texts that are too long for it in windows
               (windows.py), and the adapted model is trained to match those outputs.
     pooling   how an encoder makes one vector of a text: mean, cls, lasttoken, … (pooling.py). By default as
@@ -109,7 +105,7 @@ def adapt(
     on_result called with the result before `out` is marked as done. If the process is killed in it, the next one
               calls it again.
 
-    If it fails or is interrupted, the model is restored.
+    Of an encoder-decoder only the encoder is changed (part.py). If it fails or is interrupted, the model is restored.
     """
     if train not in TRAIN:
         raise ValueError(f"train must be one of {', '.join(TRAIN)}, got {train!r}")
@@ -126,8 +122,7 @@ def adapt(
         kind = agreement_for(part.model, tokenizer, causal=causal, source=source, pooling=pooling)
         _try(part, spec)
     settings = {"spec": spec, "model": model.name_or_path, "budget": budget, "train": train, "length": length,
-                "seed": seed, "pooling": _pooling(kind), **_identity(model, tokenizer, lines),
-                **({} if part.notice is None else {"part": "encoder"})}  # fmt: skip
+                "seed": seed, "pooling": _pooling(kind), **_identity(part, tokenizer, lines)}  # fmt: skip
     with output_folder.opened(out, settings) as folder, _caller_state_kept(model):
         original = frozen_copy(part.model, shared=train == "scheme")
         with _restored_on_failure(part, original, train):
@@ -323,11 +318,12 @@ def _pooling(kind: Agreement) -> str | None:
     return f"{kind.pooling} ({kind.pooling.origin})"
 
 
-def _identity(model: PreTrainedModel, tokenizer: Any, lines: list[str]) -> dict[str, Any]:
+def _identity(part: Part, tokenizer: Any, lines: list[str]) -> dict[str, Any]:
     """What an interrupted adaptation is recognized by: hashes of its text, weights and tokens."""
     tokens = tokenizer(lines[:100], verbose=False)["input_ids"]
-    return {"lines": len(lines), "text": _hash("\n".join(lines)), "weights": _weights_hash(model),
-            "tokens": _hash(str(tokens))}  # fmt: skip
+    encoder = {} if part.notice is None else {"part": "encoder"}
+    return {"lines": len(lines), "text": _hash("\n".join(lines)), "weights": _weights_hash(part.whole),
+            "tokens": _hash(str(tokens)), **encoder}  # fmt: skip
 
 
 def _hash(text: str) -> str:
