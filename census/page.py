@@ -118,7 +118,7 @@ def _right(results: list[Result]) -> str:
         f"**Not compared with ALiBi by hand**, because the original does not take such a mask: {_names(by_hand)}"
     )
     no_fit = [each for each in results if positions(each) and each.outcomes["fit"].state == REFUSED]
-    lines.append(f"**`fit` refuses them**, because they have a decoder beside an encoder: {_names(no_fit)}")
+    lines.append(f"**`fit` refuses them**: {_names(no_fit)}")
     for check in ("padding", "cache", "saved"):
         like = [each for each in results if each.outcomes[check].reason == LIKE_ORIGINAL]
         if like:

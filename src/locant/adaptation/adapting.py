@@ -34,6 +34,7 @@ from locant.adaptation.distillation import (
 from locant.adaptation.fitting import LENGTH as FIT_LENGTH
 from locant.adaptation.fitting import Fit, fit
 from locant.adaptation.output_folder import OutputFolder
+from locant.adaptation.part import Part, part_of
 from locant.adaptation.result import Adapted, StateRow
 from locant.adaptation.sample import Sampler, Text
 from locant.adaptation.scores import Score
@@ -93,7 +94,7 @@ def adapt(
     budget    time or steps: 10min, 90s, 500steps. Time covers fitting and training.
     train     "scheme": the parameters of the scheme alone; "all": every weight.
     out       a folder for the model. After an interruption, pass it again to resume.
-    scores    tasks by name, each a function of a model and its tokenizer, measured in each state of the model.
+    scores    tasks by name, each a function of a model (or encoder) and its tokenizer, measured in each state of it.
     length    tokens of the longest training sequences. The original reads texts that are too long for it in windows
               (windows.py), and the adapted model is trained to match those outputs.
     pooling   how an encoder makes one vector of a text: mean, cls, lasttoken, … (pooling.py). By default as
@@ -104,7 +105,7 @@ def adapt(
     on_result called with the result before `out` is marked as done. If the process is killed in it, the next one
               calls it again.
 
-    If it fails or is interrupted, the model is restored.
+    Of an encoder-decoder only the encoder is changed (part.py). If it fails or is interrupted, the model is restored.
     """
     if train not in TRAIN:
         raise ValueError(f"train must be one of {', '.join(TRAIN)}, got {train!r}")
@@ -112,26 +113,36 @@ def adapt(
     checks.check_model(model, spec)
     checks.check_numbers(length, seed)
     tokenizer, lines = sample.tokenizer_of(model, tokenizer), sample.pieces(text)
-    checks.check_vocabulary(model, tokenizer, lines)
+    source = sentence_folder(model.name_or_path or "")
+    checks.check_scores(model, scores or {}, source)
     with _caller_state_kept(model):
-        causal = sample.is_causal(model, tokenizer, lines)
-        source = sentence_folder(model.name_or_path or "")
-        kind = agreement_for(model, tokenizer, causal=causal, source=source, pooling=pooling)
-        exchange(exchange(model, spec), "native")  # a wrong scheme raises here, before anything takes time
+        part = part_of(model)
+        checks.check_vocabulary(part.model, tokenizer, lines)
+        causal = sample.is_causal(part.model, tokenizer, lines)
+        kind = agreement_for(part.model, tokenizer, causal=causal, source=source, pooling=pooling)
+        _try(part, spec)
     settings = {"spec": spec, "model": model.name_or_path, "budget": budget, "train": train, "length": length,
-                "seed": seed, "pooling": _pooling(kind), **_identity(model, tokenizer, lines)}  # fmt: skip
+                "seed": seed, "pooling": _pooling(kind), **_identity(part, tokenizer, lines)}  # fmt: skip
     with output_folder.opened(out, settings) as folder, _caller_state_kept(model):
-        original = frozen_copy(model, shared=train == "scheme")
-        with _restored_on_failure(model, original, train):
-            windows = _windows(tokenizer, sample.longest(model, length), causal=causal)
+        original = frozen_copy(part.model, shared=train == "scheme")
+        with _restored_on_failure(part, original, train):
+            windows = _windows(tokenizer, sample.longest(part.model, length), causal=causal)
             lengths = sample.ladder(length, CAUSAL_LENGTH if causal and not kind.short_texts else sample.SHORTEST)
-            stages = _Stages(model, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths,
+            stages = _Stages(part, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths,
                              folder, source, on_stage, on_evaluation, on_result)  # fmt: skip
             return stages.run(wanted, scores or {})
 
 
+def _try(part: Part, spec: str) -> None:
+    """Swaps a model and back: a wrong scheme raises before anything takes time."""
+    try:
+        exchange(part.model, spec)
+    finally:
+        part.restore()
+
+
 @contextmanager
-def _restored_on_failure(model: PreTrainedModel, original: PreTrainedModel, train: str) -> Iterator[None]:
+def _restored_on_failure(part: Part, original: PreTrainedModel, train: str) -> Iterator[None]:
     """Puts the positions and weights of a model back if anything is raised, KeyboardInterrupt included.
 
     A partly changed model must not pass for the original.
@@ -139,9 +150,9 @@ def _restored_on_failure(model: PreTrainedModel, original: PreTrainedModel, trai
     try:
         yield
     except BaseException:
-        exchange(model, "native")
+        part.restore()
         if train == "all":
-            model.load_state_dict(original.state_dict())
+            part.model.load_state_dict(original.state_dict())
         raise
 
 
@@ -154,7 +165,7 @@ def _windows(tokenizer: Any, readable: int, *, causal: bool) -> Windows:
 class _Stages:
     """The stages of an adaptation, with the inputs that they share."""
 
-    model: PreTrainedModel
+    part: Part
     spec: str
     lines: list[str]
     tokenizer: Any
@@ -168,9 +179,15 @@ class _Stages:
     on_evaluation: Callable[[AgreementAtStep, int], None]
     on_result: Callable[[Adapted], None]
 
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.part.model
+
     def run(self, budget: Budget, scores: Mapping[str, Score]) -> Adapted:
         sampler = Sampler(self.tokenizer, held_out(self.lines), seed=self.seed)
         evaluator = Evaluator.create(self.teacher, sampler, self.lengths, scores)
+        if self.part.notice is not None:
+            self.on_stage("encoder alone: the decoder keeps its own positions")
         if self.folder.settings["pooling"] is not None:
             self.on_stage(f"pooling: {self.folder.settings['pooling']}")
         self.on_stage("measuring the original")
@@ -184,8 +201,9 @@ class _Stages:
         rows.append(evaluator.row("fitted", self.model))
         evaluations = self.distill(evaluator, budget, fit_seconds)
         rows.append(evaluator.row("adapted", self.model))
-        kind = self.teacher.kind.name
-        done = Adapted(self.model, self.spec, kind, rows, found, evaluator.curves, evaluations)
+        self.part.join()
+        kind = self.teacher.kind.name if self.part.notice is None else f"{self.teacher.kind.name}, encoder alone"
+        done = Adapted(self.part.whole, self.spec, kind, rows, found.of_part(self.part), evaluator.curves, evaluations)
         if self.folder.kept:
             self.folder.save(done, self.tokenizer, self.source)
         self.on_result(done)
@@ -205,7 +223,7 @@ class _Stages:
         )
 
     def distill(self, evaluator: Evaluator, budget: Budget, fit_seconds: float) -> list[AgreementAtStep]:
-        with _only_trained(self.model, self.train) as anything:
+        with _only_trained(self.part, self.train) as anything:
             if not anything:
                 return []
             self.on_stage("timing a step")
@@ -300,11 +318,12 @@ def _pooling(kind: Agreement) -> str | None:
     return f"{kind.pooling} ({kind.pooling.origin})"
 
 
-def _identity(model: PreTrainedModel, tokenizer: Any, lines: list[str]) -> dict[str, Any]:
+def _identity(part: Part, tokenizer: Any, lines: list[str]) -> dict[str, Any]:
     """What an interrupted adaptation is recognized by: hashes of its text, weights and tokens."""
     tokens = tokenizer(lines[:100], verbose=False)["input_ids"]
-    return {"lines": len(lines), "text": _hash("\n".join(lines)), "weights": _weights_hash(model),
-            "tokens": _hash(str(tokens))}  # fmt: skip
+    encoder = {} if part.notice is None else {"part": "encoder"}
+    return {"lines": len(lines), "text": _hash("\n".join(lines)), "weights": _weights_hash(part.whole),
+            "tokens": _hash(str(tokens)), **encoder}  # fmt: skip
 
 
 def _hash(text: str) -> str:
@@ -345,14 +364,14 @@ def _rotates(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def _only_trained(model: PreTrainedModel, train: str) -> Iterator[bool]:
+def _only_trained(part: Part, train: str) -> Iterator[bool]:
     """Requires gradients of the weights to train, and of no others; yields whether there are any."""
-    plan = plan_of(model)
+    plan = plan_of(part.model)
     assert plan is not None
-    scheme = {id(parameter) for part in plan.schemes() for parameter in part.parameters()}
-    before = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    trained = part.own() if train == "all" else {weight for each in plan.schemes() for weight in each.parameters()}
+    before = {parameter: parameter.requires_grad for parameter in part.model.parameters()}
     for parameter in before:
-        parameter.requires_grad_(train == "all" or id(parameter) in scheme)
+        parameter.requires_grad_(parameter in trained)
     try:
         yield any(parameter.requires_grad for parameter in before)
     finally:

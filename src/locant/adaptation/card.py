@@ -15,6 +15,8 @@ def card(done: Adapted, settings: dict[str, Any], modules: list[str]) -> str:
     """
     name = settings["model"] or type(done.model).__name__
     trained = "every weight was" if settings["train"] == "all" else "the parameters of the scheme were"
+    if "part" in settings and settings["train"] == "all":
+        trained = "every weight of the encoder that the decoder does not use was"
     steps, budget, seed, length = done.steps, settings["budget"], settings["seed"], settings["length"]
     where = "on lines of the text that were held out" if settings["lines"] > 1 else "on the text itself, a single line"
     return f"""---
@@ -31,10 +33,19 @@ tokens, {settings["lines"]:,} lines of unlabelled text).
 
 Agreement is with the original, {where}. *silenced* is the original without its positions. *fitted* is the model with
 the fitted scheme, before training: {done.fit.summary}.{_on_pooling(settings["pooling"])}
-
+{_on_part(done, settings)}
 ```python
 {_opening(modules)}
 ```
+"""
+
+
+def _on_part(done: Adapted, settings: dict[str, Any]) -> str:
+    """Of an encoder-decoder, what the measurements are about."""
+    if "part" not in settings:
+        return ""
+    return f"""
+In this encoder-decoder {done.fit.notices[0]}. Every number above is of the encoder alone.
 """
 
 

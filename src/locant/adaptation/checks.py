@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from locant.adaptation.scores import Loss
 from locant.hf import swapping
 from locant.hf.facts import has_decoder
 from locant.hf.plan import plan_of
 from locant.hf.running import vocabulary
+from locant.hf.sentence_folder import SentenceFolder
 
 MIN_LENGTH = 8
 """Smallest `length`, in tokens."""
@@ -25,11 +28,6 @@ def check_model(model: Any, spec: Any) -> None:
         raise ValueError(f"spec must be a string that names a scheme, such as tisa:kernels=5; got {spec!r}")
     if plan_of(model) is not None:
         raise ValueError("this model is swapped already; pass a model that has its own positions")
-    if has_decoder(model):
-        raise ValueError(
-            f"{type(model).__name__} is an encoder with a decoder; load its encoder alone, with "
-            f"AutoModelForTextEncoding"
-        )
     if torch.is_inference_mode_enabled():
         raise ValueError("fitting needs gradients, which torch.inference_mode() forbids; call it outside")
     broken = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
@@ -38,6 +36,27 @@ def check_model(model: Any, spec: Any) -> None:
     half = {weight.dtype for weight in model.parameters()} & {torch.bfloat16, torch.float16}
     if half:
         raise ValueError(f"the model is in {half.pop()}, which rounds small steps to zero; call model.float() first")
+
+
+def check_scores(model: PreTrainedModel, scores: Mapping[str, Any], source: SentenceFolder | None) -> None:
+    """Raises if an encoder-decoder is to be scored by its predictions, or is in a folder of sentence-transformers.
+
+    Only its encoder is adapted and measured, which predicts no tokens. sentence-transformers opens the encoder alone.
+    """
+    if not has_decoder(model):
+        return
+    name = type(model).__name__
+    losses = [each for each, score in scores.items() if isinstance(score, Loss)]
+    if losses:
+        raise ValueError(
+            f"{name} is adapted in its encoder alone, which predicts no tokens, so it cannot be scored by "
+            f"{', '.join(losses)}; use stsb or sentences, or no score: agreement is measured anyway"
+        )
+    if source is not None:
+        raise ValueError(
+            f"{model.name_or_path} is a folder of sentence-transformers, which opens an encoder alone, but {name} has "
+            f"a decoder; load the encoder alone, with AutoModelForTextEncoding"
+        )
 
 
 def check_numbers(length: int, seed: int) -> None:

@@ -15,7 +15,7 @@ an affine map of the queries of each head (queries.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from locant.adaptation import checks, sample
 from locant.adaptation.cross_entropy import attention_weights, cross_entropy, entropy
 from locant.adaptation.initial_values import set_initial_values
 from locant.adaptation.layer_cache import LayerCache, layer_cache
+from locant.adaptation.part import Part, part_of
 from locant.adaptation.preconditioning import Scales, minimize, parameter_scales
 from locant.adaptation.queries import SCALE, QueryMap, find_query_layer
 from locant.adaptation.sample import Text
@@ -87,6 +88,11 @@ class Fit:
             return "the fit is worse than using no positions"
         return f"the scheme explains {self.explained:.0%} of the effect of position on attention"
 
+    def of_part(self, part: Part) -> Fit:
+        """Returns the fit of a part as that of the whole model, with a notice about what was not fitted."""
+        notices = [part.notice] if part.notice is not None else []
+        return replace(self, model=part.whole, notices=[*notices, *self.notices])
+
     def __str__(self) -> str:
         lines = [f"{self.spec}: {self.summary}"]
         for layer in sorted({head.layer for head in self.heads}):
@@ -109,6 +115,9 @@ def fit(
 ) -> Fit:
     """Swaps a model to `spec`, in place, with parameters that reproduce its attention on a text.
 
+    Of an encoder-decoder the encoder is swapped and fitted, on the text that it reads; the decoder keeps its own
+    positions, as schemes, and a notice says so.
+
     text      prose: a string or a list of strings, or a pathlib.Path of a file or folder. A few thousand words suffice.
     length    tokens of the longest sequences to fit on.
     tokens    tokens to fit on, for each sequence length.
@@ -123,20 +132,23 @@ def fit(
     if tokens < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}")
     tokenizer, lines = sample.tokenizer_of(model, tokenizer), sample.pieces(text)
-    checks.check_vocabulary(model, tokenizer, lines)
-    batches = _batches(model, sample.Sampler(tokenizer, lines, seed=seed), length, tokens)
+    part = part_of(model)
+    checks.check_vocabulary(part.model, tokenizer, lines)
+    batches = _batches(part.model, sample.Sampler(tokenizer, lines, seed=seed), length, tokens)
     changes = _QueryChanges() if queries else None
-    modes = {part: part.training for part in model.modules()}
+    modes = {module: module.training for module in model.modules()}
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            return _fit(model, spec, batches, on_stage, changes)
+            found = _fit(part.model, spec, batches, on_stage, changes)
+            part.join()
+            return found.of_part(part)
     except BaseException:
-        exchange(model, "native")
+        part.restore()
         if changes is not None:
             changes.undo()
-        for part, training in modes.items():
-            part.training = training
+        for module, training in modes.items():
+            module.training = training
         raise
 
 

@@ -88,10 +88,14 @@ def _table(original: Any) -> Tensor | None:
 def maximum_length(model: PreTrainedModel, before: int = ANY_LENGTH) -> int:
     """Returns the tokens at which inputs of a swapped model are to be truncated; ANY_LENGTH if it reads any number.
 
+    Inputs of an encoder-decoder are those of its encoder. The decoder may have fewer positions.
+
     before   the maximum before the swap. It still holds if the model kept its own positions.
     """
-    plan, config = plan_of(model), named_length(model.config)
-    known = [config, limits(model).positions, before if plan is None or plan.keep_native else None]
+    plan = plan_of(model)
+    if plan is not None and not plan.keep_native:
+        return min(ANY_LENGTH, plan.stacks[0].max_length() or ANY_LENGTH)
+    known = [named_length(model.config), limits(model).positions, before]
     return min([ANY_LENGTH, *(limit for limit in known if limit is not None)])
 
 

@@ -44,6 +44,11 @@ class StackPlan:
     """Without position_ids tokens are numbered as the model does, for its own absolute positions. Otherwise the first
     token is at 0, after any padding on the left."""
 
+    def max_length(self) -> int | None:
+        """Returns how many positions the schemes of the stack have; None: any number."""
+        every = [scheme.max_length for scheme in [*self.schemes, self.embed] if scheme is not None]
+        return min((length for length in every if length is not None), default=None)
+
 
 @dataclass
 class Plan:
@@ -65,7 +70,7 @@ class Plan:
 
     def max_length(self) -> int | None:
         """Returns how many positions the schemes have; None: any number."""
-        return min((scheme.max_length for scheme in self.schemes() if scheme.max_length is not None), default=None)
+        return min((length for stack in self.stacks if (length := stack.max_length()) is not None), default=None)
 
     def to_config(self) -> dict[str, Any]:
         """Returns the plan as JSON for config.json."""
