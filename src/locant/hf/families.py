@@ -59,7 +59,7 @@ OUTSIDE = "its attention does not go through transformers' attention interface, 
 REFUSED: dict[str, str] = {
     "longformer": OUTSIDE,
     "lilt": "it has a second position table, for the layout of a page, and two attentions that share their logits",
-    "bros": "the boxes of its words enter the logits of every pair of tokens, which locant cannot combine with a scheme",
+    "bros": "the boxes of its words enter the logits of every pair of tokens; locant cannot combine them with a scheme",
     "prophetnet": "its decoder runs several streams of queries at once, each with biases that depend on the text",
     "pegasus_x": "its encoder attends to a block of tokens and to global tokens, and has no logits for all pairs",
     "led": "its encoder attends to a window of tokens and to global tokens, and has no logits for all pairs",

@@ -128,7 +128,8 @@ def _fsmt(
         mask = shown[0] & shown[-1] if shown else None
     out, weights = call(
         self, queries, keys, values, mask, scaling=self.scaling, dropout=float(self.dropout),
-        own=partial(_attention, hidden=hidden), output_attentions=bool(output_attentions), own_logits=hidden is not None,
+        own=partial(_attention, hidden=hidden), output_attentions=bool(output_attentions),
+        own_logits=hidden is not None,
     )  # fmt: skip
     return self.out_proj(out.transpose(0, 1).flatten(2)), weights if output_attentions else None
 

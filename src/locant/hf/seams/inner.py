@@ -1,7 +1,7 @@
 """Attention classes with a method `_attn(query, key, value, attention_mask)`: the seam replaces this method.
 
-GPT-Neo, GPT-J, CodeGen, GPT-NeoX-Japanese, ImageGPT, OpenAI GPT and Bark. The rest of the class, with its cache and its projections, runs
-as transformers wrote it.
+GPT-Neo, GPT-J, CodeGen, GPT-NeoX-Japanese, ImageGPT, OpenAI GPT and Bark. The rest of the class, with its cache and its
+projections, runs as transformers wrote it.
 """
 
 from __future__ import annotations
