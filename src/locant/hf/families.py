@@ -60,6 +60,8 @@ REFUSED: dict[str, str] = {
     "longformer": OUTSIDE,
     "lilt": "it has a second position table, for the layout of a page, and two attentions that share their logits",
     "bros": "the boxes of its words enter the logits of every pair of tokens; locant cannot combine them with a scheme",
+    "convbert": "half of its heads are convolutions over neighbouring tokens, which padding reaches",
+    "cpmant": "its biases are those of pairs of segments as well as of distances",
     "prophetnet": "its decoder runs several streams of queries at once, each with biases that depend on the text",
     "pegasus_x": "its encoder attends to a block of tokens and to global tokens, and has no logits for all pairs",
     "led": "its encoder attends to a window of tokens and to global tokens, and has no logits for all pairs",

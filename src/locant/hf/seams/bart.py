@@ -1,7 +1,7 @@
 """BART's relatives that write attention out: softmax((s·q)·k + mask)·v, with the heads in the batch.
 
-XGLM, MVP, TrOCR and FSMT. One class serves self-attention and cross-attention. Cross-attention goes through the
-interface too, where it has no scheme and stays as it is.
+XGLM, MVP, TrOCR, FSMT and the decoder of CLVP. One class serves self-attention and cross-attention. Cross-attention goes
+through the interface too, where it has no scheme and stays as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from locant.hf.call import AttentionFunction
 from locant.hf.family import Seam
-from locant.hf.seams.opening import Opening, additive, call, if_decoder, is_swapped, never, seam
+from locant.hf.seams.opening import Opening, additive, always, call, if_decoder, is_swapped, never, seam
 
 
 def _attention(
@@ -73,9 +73,9 @@ def _bart(
     own: AttentionFunction = _attention,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    cross = key_value_states is not None
+    states, cross = (hidden_states, False) if key_value_states is None else (key_value_states, True)
     query = _heads(self, self.q_proj(hidden_states))
-    key, value = _keys_and_values(self, key_value_states if cross else hidden_states, past_key_values, cross)
+    key, value = _keys_and_values(self, states, past_key_values, cross)
     mask = attention_mask if is_swapped(self) else additive(attention_mask, query)
     out, weights = call(
         self, query, key, value, mask, scaling=self.scaling, dropout=float(self.dropout), own=own,
@@ -84,25 +84,53 @@ def _bart(
     return self.out_proj(out.flatten(2)), weights
 
 
-def _xglm(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    return _bart(self, hidden_states, *args, own=partial(_attention, lowest=True), **kwargs)
+def _xglm(self: Any, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    return _bart(self, hidden_states, own=partial(_attention, lowest=True), **kwargs)
 
 
-def _mvp(
-    self: Any, hidden_states: Tensor, *args: Any, attn_prompt: Any = None, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
+def _mvp(self: Any, hidden_states: Tensor, attn_prompt: Any = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     if attn_prompt is not None:
         raise NotImplementedError(
             "locant cannot run an MVP model with prompts (use_prompt=True): prompts are keys without a position. Open "
             "the model with use_prompt=False"
         )
-    out, weights = _bart(self, hidden_states, *args, **kwargs)
+    return _trocr(self, hidden_states, **kwargs)
+
+
+def _trocr(self: Any, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """Returns weights only where they are wanted."""
+    out, weights = _bart(self, hidden_states, **kwargs)
     return out, weights if kwargs.get("output_attentions") else None
 
 
-def _trocr(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    out, weights = _bart(self, hidden_states, *args, **kwargs)
-    return out, weights if kwargs.get("output_attentions") else None
+def _clvp(
+    self: Any,
+    hidden_states: Tensor,
+    rotary_pos_emb: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    past_key_values: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """CLVP's decoder. Its encoders use the same class with rotary positions; they have no seam."""
+    if rotary_pos_emb is not None:
+        raise NotImplementedError("locant cannot run CLVP's encoders, which rotate values too; use its decoder alone")
+    query = _heads(self, self.q_proj(hidden_states))
+    key, value = _keys_and_values(self, hidden_states, past_key_values, cross=False)
+    out, weights = call(
+        self, query, key, value, attention_mask, scaling=self.scale, dropout=float(self.dropout), own=_own_clvp,
+        output_attentions=bool(kwargs.get("output_attentions")),
+    )  # fmt: skip
+    return self.out_proj(out.flatten(2)), weights
+
+
+def _own_clvp(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float, **others: Any
+) -> tuple[Tensor, Tensor]:
+    logits = query.contiguous() * scaling @ key.contiguous().transpose(2, 3)
+    weights = (logits if mask is None else logits + mask).softmax(-1)
+    dropped = F.dropout(weights, p=module.dropout, training=module.training)
+    return (dropped @ value.contiguous()).transpose(1, 2), weights
 
 
 def _fsmt(
@@ -149,6 +177,7 @@ def _close_fsmt(base: Any) -> None:
 
 XGLM = seam(Opening("xglm.modeling_xglm.XGLMAttention", {"forward": _xglm}, if_decoder))
 MVP = seam(Opening("mvp.modeling_mvp.MvpAttention", {"forward": _mvp}, if_decoder))
+CLVP = seam(Opening("clvp.modeling_clvp.ClvpSelfAttention", {"forward": _clvp}, always))
 TROCR = seam(Opening("trocr.modeling_trocr.TrOCRAttention", {"forward": _trocr}, if_decoder))
 # Not causal: FSMT makes a mask of the future, except where it has a cache. There every token sees all that it is given.
 _FSMT = seam(Opening("fsmt.modeling_fsmt.Attention", {"forward": _fsmt}, never))

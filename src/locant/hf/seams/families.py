@@ -71,6 +71,7 @@ SEAMS: dict[str, Seam] = {
     "xglm": bart.XGLM,
     "mvp": bart.MVP,
     "trocr": bart.TROCR,
+    "clvp_decoder": bart.CLVP,
     "xlm": xlm.XLM,
     "flaubert": xlm.FLAUBERT,
     "openai-gpt": inner.OPENAI_GPT,

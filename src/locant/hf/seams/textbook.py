@@ -105,13 +105,15 @@ def _ibert(
     output_attentions: bool = False,
 ) -> tuple[tuple[Tensor | None, ...], tuple[None, ...]]:
     """I-BERT with quant_mode=False: its layers return numbers without scaling factors."""
-    parts = []
-    for layer, activation in (
-        (self.query, self.query_activation), (self.key, self.key_activation), (self.value, self.value_activation),
-    ):  # fmt: skip
-        mixed, factor = layer(hidden_states, hidden_states_scaling_factor)
-        parts.append(_heads(self, activation(mixed, factor)[0]))
-    out, weights = _through(self, *parts, attention_mask, output_attentions)
+    query, key, value = (
+        _heads(self, activation(*layer(hidden_states, hidden_states_scaling_factor))[0])
+        for layer, activation in (
+            (self.query, self.query_activation),
+            (self.key, self.key_activation),
+            (self.value, self.value_activation),
+        )
+    )
+    out, weights = _through(self, query, key, value, attention_mask, output_attentions)
     found = self.output_activation(out.flatten(2), None)[0]
     return ((found, weights), (None, None)) if output_attentions else ((found,), (None,))
 
