@@ -1,7 +1,7 @@
 """BART's relatives that write attention out: softmax((s·q)·k + mask)·v, with the heads in the batch.
 
-XGLM, MVP, TrOCR, FSMT and the decoder of CLVP. One class serves self-attention and cross-attention. Cross-attention goes
-through the interface too, where it has no scheme and stays as it is.
+XGLM, MVP, TrOCR, FSMT and the decoder of CLVP. One class serves self-attention and cross-attention. Cross-attention
+goes through the interface too, where it has no scheme and stays as it is.
 """
 
 from __future__ import annotations

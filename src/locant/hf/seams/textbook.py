@@ -39,9 +39,11 @@ def _through(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, output_attentions: bool,
     own: AttentionFunction = _attention, position_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    current = carried(module)
     return call(
         module, query, key, value, mask, scaling=module.attention_head_size**-0.5, dropout=module.dropout, own=own,
         output_attentions=output_attentions, position_bias=position_bias,
+        is_causal=None if current is None else current.causal,
     )  # fmt: skip
 
 
@@ -73,6 +75,14 @@ def _bert(
         key, value = cache.update(key, value, self.layer_idx)
     out, weights = _through(self, query, key, value, attention_mask, output_attentions)
     return out.flatten(2), weights
+
+
+def _blip_text_model(self: Any, *args: Any, is_decoder: bool | None = False, **kwargs: Any) -> Any:
+    """The forward of BLIP's text model: whether attention is causal is an argument of every call."""
+    current = carried(self)
+    if current is not None:
+        current.causal = bool(is_decoder)
+    return type(self).forward(self, *args, is_decoder=is_decoder, **kwargs)
 
 
 def _tapas(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
@@ -182,7 +192,10 @@ BIG_BIRD = seam(Opening("big_bird.modeling_big_bird.BigBirdSelfAttention", {"for
 BIGBIRD_PEGASUS = seam(
     Opening("bigbird_pegasus.modeling_bigbird_pegasus.BigBirdPegasusSelfAttention", {"forward": _bert}, never)
 )
-BLIP_TEXT = seam(Opening("blip.modeling_blip_text.BlipTextSelfAttention", {"forward": _bert}, never))
+BLIP_TEXT = seam(
+    Opening("blip.modeling_blip_text.BlipTextSelfAttention", {"forward": _bert}, never),
+    Opening("blip.modeling_blip_text.BlipTextModel", {"forward": _blip_text_model}),
+)
 TAPAS = seam(Opening("tapas.modeling_tapas.TapasSelfAttention", {"forward": _tapas}, if_decoder))
 VISUAL_BERT = seam(
     Opening("visual_bert.modeling_visual_bert.VisualBertSelfAttention", {"forward": _visual_bert}, never)
