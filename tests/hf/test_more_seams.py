@@ -58,6 +58,13 @@ def test_native_positions_as_a_scheme_change_nothing(kind):
     assert (first(model, **{**given, **alone}) - together).abs().max() <= LAW * together.abs().max()
 
 
+@pytest.mark.parametrize("kind", ["openai-gpt", "xlm", "flaubert", "semantic", "fsmt"])
+def test_longer_inputs_than_the_model_had_positions(kind):
+    model, ids = locant.swap(make_more(kind), "alibi"), torch.randint(3, 60, (1, 90))
+    decoder = {"decoder_input_ids": ids[:, :80]} if kind in TWO_STACKS else {}
+    assert first(model, input_ids=ids, **decoder).isfinite().all()
+
+
 @pytest.mark.parametrize("kind", TWO_STACKS)
 def test_both_stacks_have_schemes_and_cross_attention_has_none(kind):
     model = make_more(kind)
