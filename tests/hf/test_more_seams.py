@@ -5,6 +5,7 @@ import torch
 from transformers import DiaConfig, DiaModel, DynamicCache, EncoderDecoderCache
 
 import locant
+from locant.hf.listening import observing
 from locant.hf.seam import through_seam
 from tests.hf.test_swapping import EXACT, spread
 from tests.hf_models import output
@@ -121,6 +122,11 @@ def test_tapas_counts_from_the_first_token_of_a_cell():
     before = output(model, **given, token_type_ids=types)
     locant.swap(model, locant.native(model))
     torch.testing.assert_close(output(model, **given, token_type_ids=types), before, **EXACT)
+    locant.swap(model, "alibi")
+    seen = []
+    with observing(before=lambda call: seen.append(call.positions.q)):
+        output(model, **given, token_type_ids=types)
+    assert [x[1].tolist() for x in seen] == [[0, 1, 2, 0, 1, 0, 0, 1, 0]] * 2
 
 
 def test_cross_attention_of_trocr_is_as_it_was():
