@@ -25,6 +25,8 @@ CODEC = {
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {**HYBRID, "head_dim": 8},
+    "big_bird": {"attention_type": "original_full"},  # sparse attention is refused
+    "bigbird_pegasus": {"attention_type": "original_full"},
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "bert_generation": {"is_decoder": True},
     "bros": {"dim_bbox_sinusoid_emb_1d": 4, "dim_bbox_sinusoid_emb_2d": 32, "dim_bbox_projection": 8},

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from census.models import FORBIDDEN
 from census.sizes import TOKENS
 from census.subject import LEFT, LENGTH, SHORT, Subject, difference
 
@@ -23,7 +24,8 @@ def _written(model: PreTrainedModel, given: dict[str, Any], cache: bool) -> tupl
         **given, max_new_tokens=NEW, do_sample=False, num_beams=1, use_cache=cache, pad_token_id=TOKENS["pad_token_id"],
         return_dict_in_generate=True, output_logits=True,
     )  # fmt: skip
-    return made.sequences[:, -NEW:], torch.stack(made.logits, 1)
+    logits = torch.stack(made.logits, 1)
+    return made.sequences[:, -NEW:], logits.masked_fill(logits < FORBIDDEN, 0.0)
 
 
 def _compare(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:

@@ -83,9 +83,14 @@ def build(architecture: Architecture, seed: int = 0) -> PreTrainedModel:
             elif name.endswith("bias"):
                 parameter.normal_(std=spread / 3)
         for name, module in model.named_modules():
-            if isinstance(module, nn.Embedding) and module.padding_idx is not None and "position" in name:
+            if is_table(module) and module.padding_idx is not None and "position" in name:
                 module.weight[module.padding_idx] = 0.0  # padding has no position
     return model
+
+
+def is_table(module: nn.Module) -> bool:
+    """Whether a module is a table of embeddings. I-BERT's are not of PyTorch's class."""
+    return isinstance(getattr(module, "weight", None), Tensor) and hasattr(module, "padding_idx")
 
 
 OUTPUTS = (

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from census.models import output
+from census.models import is_table, output
 from census.names import DECODER
 from census.sizes import WINDOW
 from census.subject import LENGTH, TOLERANCE, Subject, difference
@@ -52,7 +52,7 @@ def all_keys(model: PreTrainedModel) -> PreTrainedModel:
 @torch.no_grad()
 def _without_positions(model: PreTrainedModel) -> PreTrainedModel:
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and any(part in name for part in TABLES):
+        if is_table(module) and any(part in name for part in TABLES):
             module.weight.zero_()
     for name, buffer in model.named_buffers():
         if name.endswith("pos_encoding"):  # CTRL's table

@@ -3,7 +3,9 @@
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.models.blip import modeling_blip_text
 
 SMALL = {
     "vocab_size": 60,
@@ -75,11 +77,51 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v2, p2c": ("deberta-v2", {**DEBERTA, "pos_att_type": ["p2c"], "max_relative_positions": 6}),
     "xlnet": ("xlnet", XLNET),
     "xlnet uni": ("xlnet", {**XLNET, "attn_type": "uni"}),
+    "xglm": (
+        "xglm",
+        {"vocab_size": 60, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 64,
+         "max_position_embeddings": 40, **TOKENS},
+    ),
 }  # fmt: skip
+
+BART = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 40, **TOKENS, "decoder_start_token_id": 2,
+}  # fmt: skip
+XLM = {"vocab_size": 60, "emb_dim": 32, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 40, **TOKENS,
+       "pad_index": 1}  # fmt: skip
+BARK = {"input_vocab_size": 60, "output_vocab_size": 60, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
+        "block_size": 40}  # fmt: skip
+
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai-gpt": ("OpenAIGPTModel", GPT),
+    "xlm": ("XLMModel", XLM),
+    "flaubert": ("FlaubertModel", XLM),
+    "mvp": ("MvpModel", {**BART, "vocab_size": 60}),
+    "fsmt": ("FSMTModel", {**BART, "src_vocab_size": 60, "tgt_vocab_size": 60, "langs": ["en", "de"]}),
+    "bigbird_pegasus": ("BigBirdPegasusModel", {**BART, "vocab_size": 60, "attention_type": "original_full"}),
+    "big_bird": ("BigBirdModel", {**SMALL, **TOKENS, "attention_type": "original_full"}),
+    "trocr": (
+        "TrOCRForCausalLM",
+        {"vocab_size": 60, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64,
+         "max_position_embeddings": 40, "cross_attention_hidden_size": 24, **TOKENS},
+    ),
+    "clvp_decoder": (
+        "ClvpForCausalLM",
+        {**SMALL, **TOKENS, "n_inner": 64, "max_text_tokens": 40, "num_mel_attn_blocks": 1},
+    ),
+    "semantic": ("BarkSemanticModel", BARK),
+    "coarse_acoustics": ("BarkCoarseModel", BARK),
+    "blip_text_model": ("BlipTextModel", {**SMALL, **TOKENS, "encoder_hidden_size": 24}),
+    "tapas": ("TapasModel", {**SMALL, **TOKENS}),
+    "visual_bert": ("VisualBertModel", {**SMALL, **TOKENS, "visual_embedding_dim": 16}),
+    "ibert": ("IBertModel", {**SMALL, **TOKENS}),
+}  # fmt: skip
+"""More families, one test for each: model_type -> class and sizes."""
 
 DECODERS = [
     "rembert decoder", "roformer decoder", "gpt_neo", "imagegpt", "gptj", "codegen", "gpt_neox_japanese", "bloom",
-    "mpt", "falcon", "falcon, groups of heads", "falcon, alibi",
+    "mpt", "falcon", "falcon, groups of heads", "falcon, alibi", "xglm",
 ]  # fmt: skip
 
 
@@ -87,18 +129,35 @@ def make(kind: str, auto: Any = AutoModel, **changes: Any) -> PreTrainedModel:
     """A model in eval mode whose parameters, biases too, are large enough to be seen in its outputs."""
     torch.manual_seed(0)
     family, sizes = CONFIGS[kind]
-    model = auto.from_config(AutoConfig.for_model(family, **{**sizes, **changes})).eval()
+    model = _loud(auto.from_config(AutoConfig.for_model(family, **{**sizes, **changes})))
+    if family == "luke":
+        with torch.no_grad():
+            model.base_model.embeddings.position_embeddings.weight[1] = 0.0  # padding has no position
+    return model
+
+
+def make_more(kind: str, model_class: str | None = None, **changes: Any) -> PreTrainedModel:
+    """The same for a family of `MORE`, or for another class of it."""
+    torch.manual_seed(0)
+    name, sizes = MORE[kind]
+    found = _class(model_class or name)
+    return _loud(found(found.config_class(**{**sizes, **changes})))
+
+
+def _class(name: str) -> Any:
+    return getattr(modeling_blip_text, name) if name.startswith("BlipText") else getattr(transformers, name)
+
+
+def _loud(model: PreTrainedModel) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("embed_positions.weight"):  # RoFormer's sinusoids
-                continue
+            if name.endswith("embed_positions.weight") and type(model).__name__.startswith(("RoFormer", "FSMT")):
+                continue  # sinusoids
             if parameter.ndim > 1:
                 parameter.normal_(std=0.3)
             else:
                 parameter.add_(0.1 * torch.randn_like(parameter))
-            if family == "luke" and name.endswith("embeddings.position_embeddings.weight"):
-                parameter[1] = 0.0  # padding has no position
-    return model
+    return model.eval()
 
 
 def inputs(kind: str, length: int = 9, padding: str | None = None) -> dict[str, torch.Tensor]:

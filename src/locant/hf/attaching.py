@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from locant.hf import interface
+from locant.hf.families import seam_of
 from locant.hf.finding import family_of
 from locant.hf.following import follow, unfollow
 from locant.hf.length import named_length
@@ -33,7 +34,7 @@ def attach(model: PreTrainedModel, plan: Plan, save: Save) -> None:
     plan.before = {"implementation": config._attn_implementation}
     base.__dict__[STATE] = plan
     owners: dict[int, nn.Module] = {}
-    use_attention(model, family.seam, interface.NAME)
+    use_attention(model, seam_of(model), interface.NAME)
     for stack_plan in plan.stacks:
         stack = base.get_submodule(stack_plan.path)
         plan.replaced += family.mechanism.silence(stack, stack_plan.embed, plan.keep_native)
@@ -90,7 +91,7 @@ def detach(model: PreTrainedModel) -> Plan:
         if replaced.original is not None and not plan.native_is_lost:
             _move(replaced.original, here)  # the model may have been moved since
         replaced.put_back()
-    use_attention(model, family_of(model).seam, plan.before["implementation"])
+    use_attention(model, seam_of(model), plan.before["implementation"])
     for config in configs(model):
         if "max_position_embeddings" in plan.before:
             config.max_position_embeddings = plan.before["max_position_embeddings"]

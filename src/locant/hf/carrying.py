@@ -24,10 +24,14 @@ CHECKPOINTING = "_gradient_checkpointing_func"
 
 
 class Pass:
-    """The positions of the tokens of one forward pass: in attention, and for a table [B or 1, L] (below 0: none)."""
+    """The positions of the tokens of one forward pass: in attention, and for a table [B or 1, L] (below 0: none).
+
+    causal   whether attention is causal in this pass, for a model that is told so in every call; None for others.
+    """
 
     def __init__(self, positions: Positions, places: Tensor | None) -> None:
         self.positions, self.places = positions, places
+        self.causal: bool | None = None
 
 
 _NOW: ContextVar[Pass | None] = ContextVar("positions of the tokens of a forward pass", default=None)

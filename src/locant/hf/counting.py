@@ -47,6 +47,23 @@ def by_mask_of_keys(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Te
     return None if ids is None else ids[:, : tokens.shape[1]]
 
 
+def by_cell(stack: nn.Module, given: Mapping[str, Any], past: Any) -> Tensor | None:
+    """TAPAS: tokens are counted from the first one of their cell, which token_type_ids name by column and row.
+
+    The question, and padding, are in column 0 and row 0. Without token_type_ids there are no cells.
+    """
+    config: Any = stack.config
+    types = given.get("token_type_ids")
+    if types is None or not config.reset_position_index_per_cell:
+        return None
+    cells = types[..., 1] * config.type_vocab_sizes[2] + types[..., 2]
+    places = torch.arange(cells.shape[1], device=cells.device).expand_as(cells)
+    same = cells[:, :, None] == cells[:, None]
+    first = torch.where(same, places[:, None], cells.shape[1]).amin(-1)
+    counted: Tensor = (places - first).clamp(max=config.max_position_embeddings - 1)
+    return counted
+
+
 def in_attention(counted: Tensor, past: Any) -> Tensor:
     """Returns positions for attention, where every token needs one.
 

@@ -6,6 +6,8 @@ is not listed is found by running the model (`finding`).
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import PreTrainedModel
 
 from locant.hf.counting import by_mask, by_token
@@ -20,7 +22,7 @@ from locant.hf.mechanisms import (
     TableAfterPadding,
     TableAfterTwo,
 )
-from locant.hf.seams.families import SEAM_FAMILIES
+from locant.hf.seams.families import SEAM_FAMILIES, SEAMS
 
 BERT = Family(Table("embeddings.position_embeddings"))
 ROBERTA = Family(TableAfterPadding("embeddings.position_embeddings"), count=by_token, shift=after_padding)
@@ -57,10 +59,30 @@ OUTSIDE = "its attention does not go through transformers' attention interface, 
 REFUSED: dict[str, str] = {
     "longformer": OUTSIDE,
     "lilt": "it has a second position table, for the layout of a page, and two attentions that share their logits",
+    "bros": "the boxes of its words enter the logits of every pair of tokens; locant cannot combine them with a scheme",
+    "convbert": "half of its heads are convolutions over neighbouring tokens, which padding reaches",
+    "cpmant": "its biases are those of pairs of segments as well as of distances",
+    "prophetnet": "its decoder runs several streams of queries at once, each with biases that depend on the text",
+    "pegasus_x": "its encoder attends to a block of tokens and to global tokens, and has no logits for all pairs",
+    "led": "its encoder attends to a window of tokens and to global tokens, and has no logits for all pairs",
 }
+
+
+def refusal(model: PreTrainedModel) -> str | None:
+    """Returns why a model cannot be swapped, where its config says so; None if it must be tried."""
+    config: Any = model.config
+    kind = config.model_type
+    if kind in ("big_bird", "bigbird_pegasus") and config.attention_type != "original_full":
+        return (
+            f"attention_type={config.attention_type!r} has no logits for all pairs of tokens. Open the model with "
+            f"attention_type='original_full'"
+        )
+    if kind == "ibert" and config.quant_mode:
+        return "with quant_mode=True its softmax is one of whole numbers. Open the model with quant_mode=False"
+    return REFUSED.get(kind)
 
 
 def seam_of(model: PreTrainedModel) -> Seam | None:
     """Returns the seam of a model; None if its attention goes through transformers' interface by itself."""
-    family = FAMILIES.get(model.config.model_type)
-    return None if family is None else family.seam
+    kind = model.config.model_type
+    return FAMILIES[kind].seam if kind in FAMILIES else SEAMS.get(kind)

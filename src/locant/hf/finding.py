@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from locant.hf.counting import COUNTS, by_index
-from locant.hf.families import FAMILIES, OUTSIDE, REFUSED
+from locant.hf.families import FAMILIES, OUTSIDE, refusal
 from locant.hf.family import Family, StartsAt, these_stacks
 from locant.hf.finding_rotary import rotary_of
 from locant.hf.mechanisms import Bias, Biases, CarriedTable, Mechanism, Nothing
@@ -35,8 +35,9 @@ BIAS = "relative_attention_bias"
 def family_of(model: PreTrainedModel) -> Family:
     """Returns the record of a model's family, listed or found by running it; otherwise NotImplementedError."""
     kind, base = model.config.model_type, model.base_model
-    if kind in REFUSED:
-        raise NotImplementedError(f"{kind} models cannot be swapped: {REFUSED[kind]}")
+    reason = refusal(model)
+    if reason is not None:
+        raise NotImplementedError(f"{kind} models cannot be swapped: {reason}")
     if kind in FAMILIES:
         return FAMILIES[kind]
     if FOUND not in base.__dict__:

@@ -11,7 +11,7 @@ from torch import nn
 
 from locant.hf.mechanisms.rotary import Rotary
 from locant.hf.rotary_calls import RotaryCall, recording, sources, turns_of
-from locant.hf.running import probe_inputs, probe_length, probe_tokens, run
+from locant.hf.running import decoder_tokens, probe_inputs, probe_length, probe_tokens, run
 
 
 def find_rotary(base: nn.Module, stack: nn.Module) -> list[str]:
@@ -35,7 +35,9 @@ def _rotary_calls(base: nn.Module, stack: nn.Module) -> list[RotaryCall]:
         with recording(modules, calls.append):
             tokens = probe_tokens(base, length, stride)
             inputs = probe_inputs(base, tokens)
-            run(base, {**inputs, "decoder_input_ids": tokens} if "decoder_input_ids" in inputs else inputs)
+            if "decoder_input_ids" in inputs:
+                inputs["decoder_input_ids"] = decoder_tokens(base, tokens)
+            run(base, inputs)
         runs.append(sources(calls, length))
     one, other = runs
     found = [

@@ -11,6 +11,7 @@ them.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -203,7 +204,7 @@ def _tokens(given: Mapping[str, Any]) -> Tensor:
 
 
 def _grow_buffers(module: nn.Module, given: Mapping[str, Any], positions: Positions, shift: int) -> None:
-    """BERT-like embeddings keep position_ids and token_type_ids up to the old maximum; longer inputs need more."""
+    """BERT's embeddings (and Flaubert itself) keep position_ids and token_type_ids up to the old maximum length."""
     embeddings = getattr(module, "embeddings", None)
     tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
     if embeddings is None or tokens is None:
@@ -211,12 +212,12 @@ def _grow_buffers(module: nn.Module, given: Mapping[str, Any], positions: Positi
     needed = shift + (tokens.shape[1] + positions.past if positions.k is None else positions.k.shape[1])
     if positions.q is not None and not torch.compiler.is_compiling():  # positions may lie further apart than tokens
         needed = max(needed, int(positions.q.max()) + shift + 1)
-    for name in ("position_ids", "token_type_ids"):
-        buffer = getattr(embeddings, name, None)
+    for owner, name in itertools.product((embeddings, module), ("position_ids", "token_type_ids")):
+        buffer = getattr(owner, name, None)
         if isinstance(buffer, Tensor) and buffer.shape[-1] < needed:
             grown = (
                 torch.arange(2 * needed, device=buffer.device)
                 if name == "position_ids"
                 else buffer.new_zeros(2 * needed)
             )
-            setattr(embeddings, name, grown[None].to(buffer.dtype))
+            setattr(owner, name, grown[None].to(buffer.dtype))

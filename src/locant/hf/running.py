@@ -19,7 +19,11 @@ PROBE_LENGTH = 7
 
 def vocabulary(base: nn.Module) -> int:
     """Returns the number of tokens that a model knows."""
-    table = getattr(base.get_input_embeddings(), "weight", None)  # type: ignore[operator]
+    try:
+        embeddings = base.get_input_embeddings()  # type: ignore[operator]
+    except NotImplementedError:  # Dia, TrOCR: transformers does not know which module of the base model it is
+        embeddings = next(module for module in base.modules() if isinstance(module, nn.Embedding))
+    table = getattr(embeddings, "weight", None)
     return int(base.config.vocab_size if table is None else table.shape[0])  # type: ignore[union-attr, arg-type]
 
 
@@ -39,10 +43,16 @@ def probe_inputs(base: nn.Module, tokens: Tensor, **others: Any) -> dict[str, An
     """
     inputs: dict[str, Any] = {"input_ids": tokens, **others}
     if getattr(base.config, "is_encoder_decoder", False) and hasattr(base, "decoder"):
-        inputs["decoder_input_ids"] = tokens[:, : max(1, tokens.shape[1] - 2)]
-    if base.config.model_type == "bros":  # type: ignore[union-attr]
-        inputs["bbox"] = torch.zeros(*tokens.shape, 4, device=tokens.device)
+        inputs["decoder_input_ids"] = decoder_tokens(base, tokens[:, : max(1, tokens.shape[1] - 2)])
     return inputs
+
+
+def decoder_tokens(base: nn.Module, tokens: Tensor) -> Tensor:
+    """Returns tokens [B, L] as the decoder of an encoder-decoder takes them: Dia's has channels, [B, L, C]."""
+    if base.config.model_type != "dia":  # type: ignore[union-attr]
+        return tokens
+    channels: Any = base.config.decoder_config.num_channels  # type: ignore[union-attr]
+    return tokens[..., None].repeat(1, 1, channels)
 
 
 def _pixels(base: nn.Module) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from locant.hf.mechanisms.rotary_table import RotaryTable, SharedRotaryTable
 from locant.hf.mechanisms.table import (
     Carried,
     CarriedTable,
+    CarriedTableAfterPadding,
     Embedded,
     IndexedTable,
     Table,
@@ -30,6 +31,7 @@ __all__ = [
     "Biases",
     "Carried",
     "CarriedTable",
+    "CarriedTableAfterPadding",
     "Choice",
     "Disentangled",
     "Embedded",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -83,11 +84,19 @@ def add_embedding(stack: nn.Module, embed: Scheme | None) -> list[Replaced]:
     """Adds a scheme to the token embeddings of a stack that has no place for it; `following` applies it."""
     if embed is None:
         return []
+    if "inputs_embeds" not in inspect.signature(type(stack).forward).parameters:
+        raise NotImplementedError(
+            f"{type(stack).__name__} takes no inputs_embeds, so {embed} cannot be added to its token embeddings; use a "
+            f"scheme that acts in attention"
+        )
     stack.add_module(EMBED, embed)
     return [Replaced(stack, EMBED, None)]
 
 
 def embedding_width(stack: nn.Module) -> int:
     """Returns the size of the token embeddings of a stack."""
-    weight = getattr(stack.get_input_embeddings(), "weight", None)  # type: ignore[operator]
+    try:
+        weight = getattr(stack.get_input_embeddings(), "weight", None)  # type: ignore[operator]
+    except NotImplementedError:  # Dia: transformers does not know which of its modules it is
+        weight = None
     return int(stack.config.hidden_size if weight is None else weight.shape[1])  # type: ignore[union-attr, arg-type]

@@ -163,6 +163,14 @@ class CarriedTable(Table):
 
 
 @dataclass(frozen=True)
+class CarriedTableAfterPadding(CarriedTable):
+    """FSMT: the same, with rows up to the padding token's id that are unused."""
+
+    def first(self, stack: nn.Module) -> int:
+        return int(stack.get_submodule(self.path).padding_idx) + 1  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
 class IndexedTable(Table):
     """CTRL: a buffer [length, width] that the model indexes by position, without a module."""
 

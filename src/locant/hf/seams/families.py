@@ -1,4 +1,8 @@
-"""The families that need a seam. `locant.hf.families` adds them to the others. Keys are `config.model_type`."""
+"""The families that need a seam. Keys are `config.model_type`.
+
+`SEAM_FAMILIES` are records, which `locant.hf.families` adds to the others. `SEAMS` are seams alone: how positions enter
+these families is found by running the model through its seam.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from locant.hf.counting import by_mask_of_keys, by_token
-from locant.hf.family import Family, after_padding
+from locant.hf.counting import by_cell, by_mask_of_keys, by_token
+from locant.hf.family import Family, Seam, after_padding, two_stacks
 from locant.hf.mechanisms import (
+    CarriedTableAfterPadding,
     Choice,
     Disentangled,
     FalconBias,
@@ -23,7 +28,7 @@ from locant.hf.mechanisms import (
     TableAfterPadding,
     TableAndBias,
 )
-from locant.hf.seams import deberta, inner, linear, textbook, xlnet
+from locant.hf.seams import bart, deberta, inner, linear, textbook, xlm, xlnet
 
 TABLE = "embeddings.position_embeddings"
 
@@ -58,4 +63,23 @@ SEAM_FAMILIES: dict[str, Family] = {
     "deberta": Family(Disentangled(), seam=deberta.V1),
     "deberta-v2": Family(Disentangled(), seam=deberta.V2),
     "xlnet": Family(ProjectedSinusoids(), seam=xlnet.XLNET),
+    "fsmt": Family(CarriedTableAfterPadding("embed_positions"), stacks=two_stacks, count=by_token, seam=bart.FSMT),
+    "tapas": Family(Table(TABLE), count=by_cell, seam=textbook.TAPAS),
+}
+
+SEAMS: dict[str, Seam] = {
+    "xglm": bart.XGLM,
+    "mvp": bart.MVP,
+    "trocr": bart.TROCR,
+    "clvp_decoder": bart.CLVP,
+    "xlm": xlm.XLM,
+    "flaubert": xlm.FLAUBERT,
+    "openai-gpt": inner.OPENAI_GPT,
+    "semantic": inner.BARK,
+    "coarse_acoustics": inner.BARK,
+    "big_bird": textbook.BIG_BIRD,
+    "bigbird_pegasus": textbook.BIGBIRD_PEGASUS,
+    "blip_text_model": textbook.BLIP_TEXT,
+    "visual_bert": textbook.VISUAL_BERT,
+    "ibert": textbook.IBERT,
 }

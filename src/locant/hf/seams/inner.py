@@ -1,7 +1,7 @@
 """Attention classes with a method `_attn(query, key, value, attention_mask)`: the seam replaces this method.
 
-GPT-Neo, GPT-J, CodeGen, GPT-NeoX-Japanese and ImageGPT. The rest of the class, with its cache and its projections, runs
-as transformers wrote it.
+GPT-Neo, GPT-J, CodeGen, GPT-NeoX-Japanese, ImageGPT, OpenAI GPT and Bark. The rest of the class, with its cache and its
+projections, runs as transformers wrote it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from locant.hf import interface
 from locant.hf.carrying import carried
 from locant.hf.seams.opening import Opening, additive, always, call, is_swapped, seam
 
@@ -89,6 +90,42 @@ def _of_imagegpt(
     return _through(self, name, query, key, value, mask, scaling=scaling, dropout=self.attn_dropout, masks_itself=True)
 
 
+def _openai(
+    self: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False
+) -> list[Tensor | None]:
+    """OpenAI GPT: keys are [B, H, D, L], and it masks the future itself."""
+    key, mask = k.transpose(-1, -2), attention_mask
+    if is_swapped(self) and mask is not None:
+        mask = _with(_visible(self, q, key, None), mask)
+    scaling = v.shape[-1] ** -0.5 if self.scale else 1.0
+    out, weights = call(
+        self, q, key, v, mask, scaling=scaling, dropout=self.attn_dropout, own=_own_openai,
+        output_attentions=output_attentions, own_logits=True,
+    )  # fmt: skip
+    return [out.transpose(1, 2), weights] if output_attentions else [out.transpose(1, 2)]
+
+
+def _own_openai(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **others: Any
+) -> tuple[Tensor, Tensor]:
+    found: Any = type(module)
+    out, weights = found._attn(module, query, key.transpose(-1, -2), value, mask, output_attentions=True)
+    return out.transpose(1, 2), weights
+
+
+def _bark(
+    self: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Bark's causal models mask the future themselves; the model makes masks of padding alone."""
+    mask = attention_mask
+    if is_swapped(self) and self.is_causal and not (mask is None and query.shape[2] == key.shape[2]):
+        mask = _with(_visible(self, query, key, None), mask)
+    scaling = self.head_dim**-0.5
+    return _through(
+        self, "_attn", query, key, value, mask, scaling=scaling, dropout=self.attn_dropout, masks_itself=self.is_causal
+    )
+
+
 def _visible(module: nn.Module, query: Tensor, key: Tensor, window: int | None) -> Tensor:
     """Which keys come before each query, and at most window − 1 tokens before it: bool [Lq, Lk]."""
     lq, lk, here = query.shape[2], key.shape[2], query.device
@@ -103,10 +140,9 @@ def _visible(module: nn.Module, query: Tensor, key: Tensor, window: int | None) 
 
 
 def _with(visible: Tensor, mask: Tensor | None) -> Tensor:
-    """Both masks. A mask of floats goes on as it is: the interface refuses it in words."""
-    if mask is None:
-        return visible[None, None]
-    return mask if mask.is_floating_point() else visible & mask.bool()
+    """Both masks. A mask of numbers for the logits becomes bool, as the interface would make it."""
+    shown = interface._bool_mask(mask)
+    return visible[None, None] if shown is None else visible & shown
 
 
 GPT_NEO = seam(Opening("gpt_neo.modeling_gpt_neo.GPTNeoSelfAttention", {"_attn": _gpt_neo}))
@@ -124,3 +160,5 @@ IMAGEGPT = seam(
         always,
     )
 )
+OPENAI_GPT = seam(Opening("openai.modeling_openai.Attention", {"_attn": _openai}, always))
+BARK = seam(Opening("bark.modeling_bark.BarkSelfAttention", {"_attn": _bark}))

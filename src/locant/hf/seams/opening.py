@@ -84,7 +84,7 @@ def is_swapped(module: nn.Module) -> bool:
 def call(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float,
     dropout: nn.Dropout | float, own: AttentionFunction, output_attentions: bool = False,
-    position_bias: Tensor | None = None, own_logits: bool = False,
+    position_bias: Tensor | None = None, own_logits: bool = False, is_causal: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Calls `interface.attention`: the output [B, Lq, H, D], and the weights if they are wanted.
 
@@ -93,6 +93,7 @@ def call(
     own                 what the original computes, for a module that is not swapped.
     position_bias       what the original adds to the logits; a scheme takes its place.
     own_logits          the logits of the original are not scaling·q·k under this mask; observers find it in `others`.
+    is_causal           for a class whose attention is causal in some calls; None: the module says so.
     """
     rate = dropout if isinstance(dropout, float) else dropout.p
     given: dict[str, Any] = {"output_attentions": output_attentions}
@@ -102,7 +103,7 @@ def call(
         given |= {"transformers_attention": own, OWN_LOGITS: own_logits}
     return interface.attention(
         module, query, key, value, mask, scaling=scaling, dropout=rate if module.training else 0.0,
-        position_bias=position_bias, **given,
+        position_bias=position_bias, is_causal=is_causal, **given,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """BERT's relatives that write attention out: softmax(q·k/√d + mask)·v.
 
-Rembert, Megatron-BERT, RoFormer, SqueezeBERT, LUKE and MPNet. `_attention` is what all of them compute; what remains
+Rembert, Megatron-BERT, RoFormer, BigBird without sparse attention, BLIP's text model, TAPAS, VisualBERT, I-BERT without
+quantization, SqueezeBERT, LUKE and MPNet. `_attention` is what all of them compute; what remains
 for each is where its queries, keys and values come from.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from locant.hf.call import AttentionFunction
+from locant.hf.carrying import carried
 from locant.hf.seams.opening import Opening, additive, call, if_decoder, is_swapped, never, seam
 
 
@@ -37,9 +39,11 @@ def _through(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, output_attentions: bool,
     own: AttentionFunction = _attention, position_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    current = carried(module)
     return call(
         module, query, key, value, mask, scaling=module.attention_head_size**-0.5, dropout=module.dropout, own=own,
         output_attentions=output_attentions, position_bias=position_bias,
+        is_causal=None if current is None else current.causal,
     )  # fmt: skip
 
 
@@ -71,6 +75,57 @@ def _bert(
         key, value = cache.update(key, value, self.layer_idx)
     out, weights = _through(self, query, key, value, attention_mask, output_attentions)
     return out.flatten(2), weights
+
+
+def _blip_text_model(self: Any, *args: Any, is_decoder: bool | None = False, **kwargs: Any) -> Any:
+    """The forward of BLIP's text model: whether attention is causal is an argument of every call."""
+    current = carried(self)
+    if current is not None:
+        current.causal = bool(is_decoder)
+    return type(self).forward(self, *args, is_decoder=is_decoder, **kwargs)
+
+
+def _tapas(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
+    """TAPAS: a decoder returns its cache too."""
+    out, weights = _bert(self, hidden_states, *args, **kwargs)[:2]
+    found = (out, weights) if kwargs.get("output_attentions") else (out,)
+    return (*found, kwargs.get("past_key_values")) if self.is_decoder else found
+
+
+def _visual_bert(
+    self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False
+) -> tuple[Tensor | None, ...]:
+    """VisualBERT over its words. The parts of an image have a position table of their own."""
+    current = carried(self)
+    if current is not None and current.places is not None and current.places.shape[-1] != hidden_states.shape[1]:
+        raise NotImplementedError(
+            "a swapped VisualBERT model reads words alone: the parts of an image have a position table of their own, "
+            "which locant does not replace. Call it without visual_embeds, or restore it with swap(model, 'native')"
+        )
+    query, key, value = (_heads(self, layer(hidden_states)) for layer in (self.query, self.key, self.value))
+    out, weights = _through(self, query, key, value, attention_mask, output_attentions)
+    return (out.flatten(2), weights) if output_attentions else (out.flatten(2),)
+
+
+def _ibert(
+    self: Any,
+    hidden_states: Tensor,
+    hidden_states_scaling_factor: Tensor | None,
+    attention_mask: Tensor | None = None,
+    output_attentions: bool = False,
+) -> tuple[tuple[Tensor | None, ...], tuple[None, ...]]:
+    """I-BERT with quant_mode=False: its layers return numbers without scaling factors."""
+    query, key, value = (
+        _heads(self, activation(*layer(hidden_states, hidden_states_scaling_factor))[0])
+        for layer, activation in (
+            (self.query, self.query_activation),
+            (self.key, self.key_activation),
+            (self.value, self.value_activation),
+        )
+    )
+    out, weights = _through(self, query, key, value, attention_mask, output_attentions)
+    found = self.output_activation(out.flatten(2), None)[0]
+    return ((found, weights), (None, None)) if output_attentions else ((found,), (None,))
 
 
 def _squeezebert(
@@ -133,3 +188,16 @@ SQUEEZEBERT = seam(
 )
 LUKE = seam(Opening("luke.modeling_luke.LukeSelfAttention", {"forward": _luke}, never))
 MPNET = seam(Opening("mpnet.modeling_mpnet.MPNetSelfAttention", {"forward": _mpnet}, never))
+BIG_BIRD = seam(Opening("big_bird.modeling_big_bird.BigBirdSelfAttention", {"forward": _bert}, if_decoder))
+BIGBIRD_PEGASUS = seam(
+    Opening("bigbird_pegasus.modeling_bigbird_pegasus.BigBirdPegasusSelfAttention", {"forward": _bert}, never)
+)
+BLIP_TEXT = seam(
+    Opening("blip.modeling_blip_text.BlipTextSelfAttention", {"forward": _bert}, never),
+    Opening("blip.modeling_blip_text.BlipTextModel", {"forward": _blip_text_model}),
+)
+TAPAS = seam(Opening("tapas.modeling_tapas.TapasSelfAttention", {"forward": _tapas}, if_decoder))
+VISUAL_BERT = seam(
+    Opening("visual_bert.modeling_visual_bert.VisualBertSelfAttention", {"forward": _visual_bert}, never)
+)
+IBERT = seam(Opening("ibert.modeling_ibert.IBertSelfAttention", {"forward": _ibert}, never))
