@@ -11,6 +11,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 import locant
 from locant.hf.families import FAMILIES, REFUSED
+from locant.hf.seams.families import SEAMS
 from locant.hf.support import Layers, support_of
 from tests.command_line import locant_command
 from tests.hf_models import inputs, make, output
@@ -18,7 +19,7 @@ from tests.hf_models import inputs, make, output
 
 def test_families_say_how_they_are_known():
     found = {each.family: each for each in locant.families()}
-    assert found.keys() == FAMILIES.keys() | REFUSED.keys()
+    assert found.keys() == FAMILIES.keys() | REFUSED.keys() | SEAMS.keys()
     assert found["bert"].how == "listed"
     assert found["deberta-v2"].how == "by a seam"
     assert found["longformer"].how == "refused"

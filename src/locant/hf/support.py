@@ -7,12 +7,13 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
-from locant.hf.families import FAMILIES, REFUSED
+from locant.hf.families import FAMILIES, REFUSED, seam_of
 from locant.hf.finding import family_of
 from locant.hf.layers import other_layers
 from locant.hf.plan import Attention, plan_of
 from locant.hf.probing import find_attentions
 from locant.hf.readout import native
+from locant.hf.seams.families import SEAMS
 from locant.hf.swapping import check_model, exchange
 
 How = Literal["listed", "by a seam", "by running", "refused"]
@@ -39,7 +40,9 @@ def families() -> list[Support]:
         Support(name, "listed" if family.seam is None else "by a seam", family.mechanism.kind)
         for name, family in FAMILIES.items()
     ]
-    return sorted([*known, *(Support(name, "refused", why) for name, why in REFUSED.items())], key=lambda x: x.family)
+    seams = [Support(name, "by a seam", "how positions enter is found by running the model") for name in SEAMS]
+    refused = [Support(name, "refused", why) for name, why in REFUSED.items()]
+    return sorted([*known, *seams, *refused], key=lambda each: each.family)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def support_of(model: PreTrainedModel) -> ModelSupport:
         family = family_of(model)
     except NotImplementedError as problem:
         return ModelSupport(Support(kind, "refused", str(problem)), not_swapped=str(problem), not_read=str(problem))
-    how: How = "by running" if kind not in FAMILIES else "listed" if family.seam is None else "by a seam"
+    how: How = "by a seam" if seam_of(model) is not None else "listed" if kind in FAMILIES else "by running"
     support = Support(kind, how, family.mechanism.kind)
     try:
         found = find_attentions(model, family) if plan_of(model) is None else planned_attentions(model)
