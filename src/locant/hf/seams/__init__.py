@@ -12,6 +12,7 @@ replaces in their instances. The other files hold these methods, by how a class 
     deberta     DeBERTa's three products
     xlnet       XLNet's, with the batch in the middle
 
-`families` lists the families, with records of their positions or without. A model that is only observed, not swapped, computes the bits that it always did: a
-replaced method then calls the original one, or the same operations in the same order.
+`families` lists the families, with records of their positions or without. A model that is only observed, not swapped,
+computes the bits that it always did: a replaced method then calls the original one, or the same operations in the same
+order.
 """
