@@ -349,8 +349,8 @@ def parts_of(scheme: locant.Scheme) -> list[tuple[Part, list[str]]]:
     parts = []
     for part in scheme.parts_of_sum():
         defaults = {name: x.default for name, x in part.arguments().items() if name not in DIMS}
-        params = dict(part.named_parameters())
-        parts.append(
-            (Part(part.name(), params, {**defaults, **part.options()}), [names[id(x)] for x in params.values()])
-        )
+        speeds = {name: x for name, x in part.named_buffers() if name == "speeds"}  # of a rotation
+        params = {**dict(part.named_parameters()), **speeds}
+        found = [names[id(x)] for x in params.values() if id(x) in names]
+        parts.append((Part(part.name(), params, {**defaults, **part.options()}), found))
     return parts

@@ -162,8 +162,8 @@ def _content(p: Problem, a: Arithmetic, k: Tensor) -> Tensor:
     q = p.q
     for part in p.parts:
         if part.name in ROTATIONS:
-            q = ROTATIONS[part.name](p, a, part.options, q, p.q_pos, 1)
-            k = ROTATIONS[part.name](p, a, part.options, k, p.k_pos, -1)
+            q = ROTATIONS[part.name](p, a, part, q, p.q_pos, 1)
+            k = ROTATIONS[part.name](p, a, part, k, p.k_pos, -1)
     gains = [GAINS[part.name](p, part) for part in p.parts if part.name in GAINS]
     if any(part.name in ROTATIONS for part in p.parts) and q.dtype == a.dtype:  # xpos may have widened them
         q, k = a.store(q), a.store(k)
@@ -237,14 +237,19 @@ def _t5(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
 
 
 def _deberta(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
-    buckets, most = part.options["buckets"], part.options["max_distance"]
+    o, buckets = part.options, part.options["buckets"]
 
     def row(r: int) -> int:
-        return max(0, min(oracles.deberta_bucket(-r, buckets, most) + buckets, 2 * buckets - 1))
+        bucket = oracles.deberta_bucket(-r, buckets, o["max_distance"]) if o["spacing"] == "log" else -r
+        return max(0, min(bucket + buckets, 2 * buckets - 1))
 
     index = _by_offset(p.r, row)
-    keys, queries = _rows(part.params["key_table"], index), _rows(part.params["query_table"], index)
-    return p.scale * (_q_dot(p, keys) + _k_dot(k, queries))
+    total = torch.zeros((), dtype=k.dtype)
+    if o["products"] in ("both", "c2p"):
+        total = total + _q_dot(p, _rows(part.params["key_table"], index))
+    if o["products"] in ("both", "p2c"):
+        total = total + _k_dot(k, _rows(part.params["query_table"], index))
+    return p.scale * total
 
 
 def _xl(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
@@ -289,9 +294,14 @@ def _slanted(p: Problem, a: Arithmetic, slopes: list[float]) -> Tensor:
 
 
 def _alibi(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    scale = p.scale if part.options["scaled"] else 1.0
+    if part.options["rounding"] == "bfloat16":
+        slopes = torch.tensor([oracles.bfloat16(slope) for slope in oracles.alibi_slopes(p.n_heads)]).bfloat16()
+        rounded = slopes[:, None, None] * p.k_pos[:, None, None, :].to(torch.bfloat16)
+        return scale * rounded.to(a.dtype)
     if part.options["slopes"] == "fixed":
-        return -_slanted(p, a, oracles.alibi_slopes(p.n_heads))
-    return -_per_head(part.params["slope"]) * p.r.abs()[:, None]
+        return -scale * _slanted(p, a, oracles.alibi_slopes(p.n_heads))
+    return -scale * _per_head(part.params["slope"]) * p.r.abs()[:, None]
 
 
 def _kerple(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
@@ -348,16 +358,18 @@ def _turned(x: Tensor, angle: Tensor, layout: str, factor: Tensor) -> Tensor:
     return turned[..., back]
 
 
-def _rope(p: Problem, a: Arithmetic, o: Options, x: Tensor, pos: Tensor, sign: int) -> Tensor:
+def _rope(p: Problem, a: Arithmetic, part: Part, x: Tensor, pos: Tensor, sign: int) -> Tensor:
+    o, begin = part.options, part.options["first"]
     dims = int(x.shape[3] * o["partial"])
     largest = torch.maximum(p.q_pos.amax(-1), p.k_pos.amax(-1)).tolist()
-    speed = torch.tensor([oracles.rope_frequencies(dims, o, n) for n in largest], dtype=torch.float64)
+    speed = torch.tensor([oracles.rope_frequencies(dims, o, n, part.params) for n in largest], dtype=torch.float64)
     angle = a.constant(pos.double()[..., None] * speed[:, None, :])
-    return _turned(x, angle, o["layout"], torch.tensor(oracles.yarn_magnitude(o), dtype=torch.float64))
+    factor = torch.tensor(oracles.rope_magnitude(o), dtype=torch.float64)
+    return torch.cat([x[..., :begin], _turned(x[..., begin:], angle, o["layout"], factor)], dim=-1)
 
 
-def _xpos(p: Problem, a: Arithmetic, o: Options, x: Tensor, pos: Tensor, sign: int) -> Tensor:
-    d = x.shape[3]
+def _xpos(p: Problem, a: Arithmetic, part: Part, x: Tensor, pos: Tensor, sign: int) -> Tensor:
+    o, d = part.options, x.shape[3]
     speed = torch.tensor(oracles.frequencies(o["theta"], d), dtype=torch.float64)
     zeta = torch.tensor([(2 * t / d + o["gamma"]) / (1 + o["gamma"]) for t in range(d // 2)], dtype=torch.float64)
     lowest = torch.minimum(p.q_pos.amin(-1), p.k_pos.amin(-1))
@@ -399,7 +411,7 @@ ADDED: dict[str, Added] = {
 }
 """What a scheme adds to the logit, [B or 1, H or 1, Lq, Lk]; the Tensor argument is k with all heads."""
 
-ROTATIONS: dict[str, Callable[[Problem, Arithmetic, Options, Tensor, Tensor, int], Tensor]] = {
+ROTATIONS: dict[str, Callable[[Problem, Arithmetic, Part, Tensor, Tensor, int], Tensor]] = {
     "rope": _rope,
     "xpos": _xpos,
 }

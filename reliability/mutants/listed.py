@@ -86,15 +86,15 @@ PYTHON_FAULTS = (
     ),
     Fault(
         "OPT counts from 1",
-        "src/locant/hf/families.py",
+        "src/locant/hf/counting.py",
         "ids: Tensor = mask.long().cumsum(-1) * mask.long() - 1",
         "ids: Tensor = mask.long().cumsum(-1) * mask.long()",
     ),
     Fault(
         "RoBERTa counts from 1",
-        "src/locant/hf/families.py",
-        "real.cumsum(-1) - 1,",
-        "real.cumsum(-1),",
+        "src/locant/hf/counting.py",
+        "real.cumsum(-1) - 1 + past",
+        "real.cumsum(-1) + past",
     ),
 )
 

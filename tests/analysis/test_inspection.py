@@ -160,17 +160,17 @@ def test_a_part_that_fails_has_a_notice_and_the_others_are_there():
 
 
 def test_a_model_that_does_not_go_through_the_seam():
-    """CTRL's attention cannot be observed; its hidden states can."""
+    """ConvBERT's attention cannot be observed; its hidden states can."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 64}
-    found = inspected(AutoModel.from_config(AutoConfig.for_model("ctrl", **sizes)).eval())
+    sizes = {**hf_models.SMALL, "embedding_size": 32, "max_position_embeddings": 256}
+    found = inspected(AutoModel.from_config(AutoConfig.for_model("convbert", **sizes)).eval())
     assert [row.place for row in found.probes] == ["embeddings", "layer 1", "layer 2"]
     assert found.shares
     assert found.lengths
     assert found.variances is not None
     (notice,) = found.notices
     assert notice.startswith("positions, translation invariance, curves of the scheme, attention by distance, moved")
-    assert "ctrl" in notice
+    assert "convbert" in notice
 
 
 def test_a_text_that_is_too_short_is_named(tmp_path):

@@ -32,7 +32,7 @@ from locant.analysis.variance import (
 )
 from locant.analysis.variance.theory import _feed_forward
 from locant.hf import interface
-from tests.hf_models import make
+from tests.hf_models import SMALL, make
 
 
 def gpt2(d=256, heads=4, layers=4, length=128, sigma=0.3072**0.5 / 16, seed=0, vocabulary=20000, causal=True):
@@ -372,7 +372,7 @@ def test_schemes_that_change_logits_leave_them_out():
 
 def test_a_model_whose_attention_cannot_be_found_has_the_ends_of_its_layers():
     torch.manual_seed(0)
-    model = AutoModel.from_config(AutoConfig.for_model("ctrl", vocab_size=60, n_embd=32, n_layer=2, n_head=4, dff=64))
+    model = AutoModel.from_config(AutoConfig.for_model("convbert", **SMALL, embedding_size=32))
     table = measure(model, sequences=4, length=10)
     assert [(row.layer, row.step) for row in table.rows] == [(1, INPUT), (1, OUTPUT), (2, INPUT), (2, OUTPUT)]
 
