@@ -173,7 +173,7 @@ def test_a_rule_of_counting_that_is_not_known_is_refused(monkeypatch):
         return original(self, input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(type(model.embeddings), "forward", one_row_each)
-    with pytest.raises(NotImplementedError, match="does not know how SplinterModel numbers padded tokens"):
+    with pytest.raises(NotImplementedError, match="does not know how SplinterModel number padded tokens"):
         locant.swap(model, "alibi")
 
 

@@ -192,14 +192,14 @@ def _with_counting(family: Family, base: nn.Module, paths: list[str]) -> Family:
     """Completes the record of a model with a table: how it counts, and what number position_ids start at."""
     mechanism = family.mechanism
     assert isinstance(mechanism, CarriedTable)
-    stack = base.get_submodule(paths[0])
-    counts = [name for name in COUNTS if _counts_so(base, stack, mechanism, name)]
+    stacks = [base.get_submodule(path) for path in paths]
+    counts = [name for name in COUNTS if all(_counts_so(base, stack, mechanism, name) for stack in stacks)]
     if not counts:
         raise NotImplementedError(
             f"{base.config.model_type} models cannot be swapped: locant does not know how "  # type: ignore[union-attr]
-            f"{type(stack).__name__} numbers padded tokens (tried {', '.join(COUNTS)})"
+            f"{' and '.join(type(stack).__name__ for stack in stacks)} number padded tokens (tried {', '.join(COUNTS)})"
         )
-    return replace(family, count=COUNTS[counts[0]], shift=_shift(base, stack, mechanism))
+    return replace(family, count=COUNTS[counts[0]], shift=_shift(base, stacks[0], mechanism))
 
 
 def _rows(base: nn.Module, stack: nn.Module, mechanism: CarriedTable, inputs: dict[str, Any]) -> Tensor:
@@ -213,7 +213,7 @@ def _rows(base: nn.Module, stack: nn.Module, mechanism: CarriedTable, inputs: di
 
 
 def _counts_so(base: nn.Module, stack: nn.Module, mechanism: CarriedTable, name: str) -> bool:
-    """Whether a model numbers the tokens of a padded batch by a rule."""
+    """Whether a stack numbers the tokens of a padded batch by a rule."""
     tokens = probe_tokens(base, max(probe_length(base), 4), stride=2).repeat(3, 1)
     mask = torch.ones_like(tokens)
     padding = getattr(base.config, "pad_token_id", None)
@@ -223,15 +223,20 @@ def _counts_so(base: nn.Module, stack: nn.Module, mechanism: CarriedTable, name:
         tokens = torch.where(mask == 0, padding, tokens)
         tokens[2, 1] = padding  # visible, inside the sequence
     inputs = probe_inputs(base, tokens, attention_mask=mask)
+    of_decoder = inputs.get("decoder_input_ids")
+    if of_decoder is not None:  # the first of the same tokens
+        inputs["decoder_attention_mask"] = mask[:, : of_decoder.shape[1]]
+    found = _rows(base, stack, mechanism, inputs)
+    if of_decoder is not None and found.shape[1] == of_decoder.shape[1]:
+        tokens, mask = tokens[:, : found.shape[1]], mask[:, : found.shape[1]]
+    if found.shape[1] != tokens.shape[1]:
+        return False
     given = {"input_ids": tokens, "attention_mask": mask}
     counted = COUNTS[name](stack, given, 0) if padding is not None or name != "by_token" else None
     if counted is None:
         if name != by_index.__name__:
             return False
         counted = torch.arange(tokens.shape[1], device=tokens.device)[None]
-    found = _rows(base, stack, mechanism, inputs)
-    if found.shape[1] != tokens.shape[1]:
-        return False
     table = mechanism.table(stack).to(found)
     expected = table[(counted.clamp(min=0) + mechanism.row)]
     shown = (counted >= 0) & (mask == 1)
