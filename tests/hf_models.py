@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+import locant
+
 SMALL = {
     "vocab_size": 60,
     "hidden_size": 32,
@@ -153,3 +155,24 @@ def output(model: PreTrainedModel, **given: Any) -> torch.Tensor:
     with torch.no_grad():
         result = model(**given)
     return result.logits if "logits" in result else result.last_hidden_state
+
+
+def spread(model: PreTrainedModel, std: float = 0.3) -> PreTrainedModel:
+    """Moves the schemes away from where they start."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "locant" in name or ".scheme." in name:
+                parameter.add_(std * torch.randn_like(parameter))
+    return model
+
+
+def check_kept_and_added(model: PreTrainedModel, given: dict[str, torch.Tensor]) -> None:
+    """With a scheme that adds nothing yet, native + scheme is native; once it does, it is not."""
+    before = output(model, **given)
+    locant.swap(model, "tisa", keep_native=True)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("amplitude"):
+                parameter.zero_()
+    torch.testing.assert_close(output(model, **given), before, rtol=0, atol=1e-5)
+    assert (output(spread(model, 2.0), **given) - before).abs().max() > 1e-3

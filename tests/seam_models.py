@@ -7,15 +7,8 @@ import transformers
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.models.blip import modeling_blip_text
 
-SMALL = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 40,
-}
-TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+from tests.hf_models import SMALL, TOKENS
+
 GPT = {
     "vocab_size": 60,
     "n_embd": 32,

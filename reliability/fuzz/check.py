@@ -14,7 +14,7 @@ from torch import Tensor
 from reliability.fuzz import calling, embeddings, inputs, reference, tolerance
 from reliability.fuzz.case import Case, named
 from reliability.fuzz.inputs import Inputs
-from reliability.fuzz.reference import Arithmetic, Part, Problem
+from reliability.fuzz.problem import Arithmetic, Part, Problem
 from reliability.fuzz.refusals import Expected, expected_refusals
 
 COMPARED, REFUSED, FAILED = "compared", "refused", "failed"

@@ -9,7 +9,7 @@ import torch
 from reliability.fuzz import inputs, reference, tolerance
 from reliability.fuzz.case import Case, named
 from reliability.fuzz.inputs import Inputs
-from reliability.fuzz.reference import Arithmetic
+from reliability.fuzz.problem import Arithmetic, Part
 
 NAMES = ("learned", "sinusoidal", "first")
 """The schemes with an embedding."""
@@ -28,7 +28,7 @@ def expected(case: Case, given: Inputs, a: Arithmetic) -> torch.Tensor:
     for part, _ in inputs.parts_of(given.scheme):
         if part.name in NAMES:
             params = {name: x.detach().to(a.dtype) for name, x in part.params.items()}
-            wide = reference.Part(part.name, params, part.options)
+            wide = Part(part.name, params, part.options)
             total = a.store(total + reference.embedding(wide, given.positions[1], case.d_model, a))
     return total.double()
 

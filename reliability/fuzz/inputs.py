@@ -12,7 +12,7 @@ from torch import Tensor
 import locant
 from locant.schemes.base import DIMS
 from reliability.fuzz.case import Case, named
-from reliability.fuzz.reference import Part
+from reliability.fuzz.problem import Part
 
 # ------------------------------------------------------------------------------------------------- layouts
 

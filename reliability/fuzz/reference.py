@@ -11,86 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reliability.fuzz.problem import Arithmetic, Options, Part, Problem
 from tests import oracles
-
-Params = dict[str, Tensor]
-Options = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """How a computation rounds."""
-
-    dtype: torch.dtype = torch.float64  # of every operation
-    stored: torch.dtype = torch.float64  # of rotated queries and keys, of weights and of results
-    jitter: torch.Generator | None = None  # of the random roundings; None for none
-
-    def moved(self, x: Tensor) -> Tensor:
-        """x in `dtype`, each number moved at random by at most one unit in its last place."""
-        x = x.to(self.dtype)
-        if self.jitter is None:
-            return x
-        return x * (1 + torch.finfo(self.dtype).eps * (torch.rand(x.shape, generator=self.jitter).to(x) - 0.5))
-
-    def noise(self, x: Tensor) -> Tensor:
-        """Standard normal numbers in the shape of x."""
-        return torch.randn(x.shape, generator=self.jitter).to(x.dtype)
-
-    def constant(self, x: Tensor) -> Tensor:
-        """A float64 tensor that follows from positions and options alone, such as an angle, moved likewise."""
-        if self.jitter is None:
-            return x
-        return x * (1 + torch.finfo(x.dtype).eps * (2 * torch.rand(x.shape, generator=self.jitter, dtype=x.dtype) - 1))
-
-    def store(self, x: Tensor) -> Tensor:
-        """x rounded to `stored`; autograd rounds its gradient too."""
-        return x if self.stored in (x.dtype, torch.float64) else x.to(self.stored).to(x.dtype)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One scheme of a sum."""
-
-    name: str
-    params: Params
-    options: Options
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One call, with every default filled in."""
-
-    parts: tuple[Part, ...]
-    q: Tensor  # [B, H, Lq, D]
-    k: Tensor  # [B, Hkv, Lk, D]
-    v: Tensor  # [B, Hkv, Lk, Dv]
-    q_pos: Tensor  # [B or 1, Lq]
-    k_pos: Tensor  # [B or 1, Lk]
-    visible: Tensor  # [B, H, Lq, Lk], bool
-    scale: float
-    softcap: float | None = None
-    sinks: Tensor | None = None  # [H]
-    keep: Tensor | None = None  # [B, H, Lq, Lk], the factors of the dropout
-
-    @property
-    def n_heads(self) -> int:
-        return self.q.shape[1]
-
-    @property
-    def r(self) -> Tensor:
-        """The offset of every pair, [B or 1, Lq, Lk]."""
-        return self.k_pos[:, None, :] - self.q_pos[:, :, None]
-
-    def all_heads(self, x: Tensor) -> Tensor:
-        """Keys or values with one head per query head."""
-        return x.repeat_interleave(self.n_heads // x.shape[1], dim=1)
 
 
 def attention(p: Problem, a: Arithmetic) -> tuple[Tensor, Tensor]:

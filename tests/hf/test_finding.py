@@ -177,6 +177,16 @@ def test_a_rule_of_counting_that_is_not_known_is_refused(monkeypatch):
         locant.swap(model, "alibi")
 
 
+def test_a_decoder_that_counts_by_another_rule_is_refused():
+    """One record serves both stacks. Here the decoder counts padding and the encoder does not."""
+    model = make("m2m_100")
+    table = model.decoder.embed_positions
+    forward = table.forward
+    table.forward = lambda ids, states, past=0: forward(None, states, past)  # by index
+    with pytest.raises(NotImplementedError, match="M2M100Encoder and M2M100Decoder number padded tokens"):
+        locant.swap(model, "alibi")
+
+
 def test_records_are_restored_and_damaged_ones_refused():
     model = make("m2m_100")
     family = finding.family_of(model)

@@ -7,8 +7,8 @@ from transformers import DiaConfig, DiaModel, DynamicCache, EncoderDecoderCache
 import locant
 from locant.hf.listening import observing
 from locant.hf.seam import through_seam
-from tests.hf.test_swapping import EXACT, spread
-from tests.hf_models import output
+from tests.hf.test_swapping import EXACT
+from tests.hf_models import output, spread
 from tests.seam_models import MORE, inputs, make_more
 
 LAW = 2e-5

@@ -6,8 +6,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, DynamicCac
 
 import locant
 from locant.analysis.behaviour import shift
-from tests.hf.test_swapping import EXACT, spread
-from tests.hf_models import BERT_LIKE, CONFIGS, DECODERS, inputs, make, output
+from tests.hf.test_swapping import EXACT
+from tests.hf_models import BERT_LIKE, CONFIGS, DECODERS, inputs, make, output, spread
 
 TEXT = [kind for kind in CONFIGS if kind != "vit"]
 SPECS = ["first", "learned:length=40", "sinusoidal", "tisa", "fire:length=2"]

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 import locant
 from locant.hf.methods import Method
-from tests.hf.test_swapping import spread
-from tests.hf_models import CONFIGS, inputs, make, output
+from tests.hf_models import CONFIGS, inputs, make, output, spread
 
 SPECS = ["learned:length=40", "first", "tisa", "rope+learned:length=40"]
 

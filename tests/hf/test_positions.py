@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCac
 
 import locant
 from locant.hf.listening import observing
-from tests.hf.test_swapping import EXACT, spread
-from tests.hf_models import CONFIGS, DECODERS, make, output
+from tests.hf.test_swapping import EXACT
+from tests.hf_models import CONFIGS, DECODERS, make, output, spread
 
 IDS = torch.arange(3, 15)[None]  # 12 tokens
 

@@ -13,8 +13,8 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 import locant
 from locant.hf import WordOrderWarning
-from tests.hf.test_swapping import EXACT, spread
-from tests.hf_models import CONFIGS, inputs, make, output
+from tests.hf.test_swapping import EXACT
+from tests.hf_models import CONFIGS, inputs, make, output, spread
 
 DATA = Path(__file__).parent / "data"
 

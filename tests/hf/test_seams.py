@@ -24,8 +24,8 @@ from locant.hf.listening import observing
 from locant.hf.seam import through_seam
 from locant.hf.seams.families import SEAM_FAMILIES, SEAMS
 from tests.adaptations import fitted
-from tests.hf.test_swapping import EXACT, spread
-from tests.hf_models import output
+from tests.hf.test_swapping import EXACT
+from tests.hf_models import check_kept_and_added, output, spread
 from tests.seam_models import CONFIGS, DECODERS, MORE, inputs, make, sides
 
 LAW = 2e-5
@@ -383,15 +383,7 @@ def test_half_precision(kind):
 
 def test_its_own_positions_are_kept_and_something_added():
     for kind in ("bloom", "gptj", "deberta", "xlnet"):
-        model, given = make(kind), inputs(kind)
-        before = output(model, **given)
-        locant.swap(model, "tisa", keep_native=True)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("amplitude"):
-                    parameter.zero_()
-        torch.testing.assert_close(output(model, **given), before, **EXACT)
-        assert (output(spread(model, 2.0), **given) - before).abs().max() > 1e-3
+        check_kept_and_added(make(kind), inputs(kind))
 
 
 def test_cross_attention_is_as_it_was():

@@ -19,19 +19,20 @@ from transformers import (
 import locant
 from locant.hf.listening import observing
 from locant.hf.mechanisms import Embedded
-from tests.hf_models import BERT_LIKE, CONFIGS, DECODERS, WITH_DECODER, inputs, make, output
+from tests.hf_models import (
+    BERT_LIKE,
+    CONFIGS,
+    DECODERS,
+    WITH_DECODER,
+    check_kept_and_added,
+    inputs,
+    make,
+    output,
+    spread,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 EXACT = {"rtol": 0, "atol": 1e-5}
-
-
-def spread(model, std=0.3):
-    """Moves the schemes away from where they start."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "locant" in name or ".scheme." in name:
-                parameter.add_(std * torch.randn_like(parameter))
-    return model
 
 
 def padding(kind):
@@ -124,15 +125,7 @@ def test_the_scheme_is_what_is_added(kind):
 @pytest.mark.parametrize("kind", ["bert", "albert", "llama", "t5", "vit", "opt"])
 def test_native_kept_and_something_added(kind):
     """With a scheme that adds nothing yet, native + scheme is native; once it does, it is not."""
-    model, given = make(kind), inputs(kind)
-    before = output(model, **given)
-    locant.swap(model, "tisa", keep_native=True)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("amplitude"):
-                parameter.zero_()
-    torch.testing.assert_close(output(model, **given), before, **EXACT)
-    assert (output(spread(model, 2.0), **given) - before).abs().max() > 1e-3
+    check_kept_and_added(make(kind), inputs(kind))
 
 
 def test_schemes_are_ordinary_submodules():

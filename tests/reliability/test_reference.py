@@ -9,7 +9,7 @@ import torch
 from locant.schemes.base import DIMS
 from reliability.fuzz import reference
 from reliability.fuzz.inputs import parts_of
-from reliability.fuzz.reference import Arithmetic, Part, Problem
+from reliability.fuzz.problem import Arithmetic, Part, Problem
 from tests import cases, oracles
 
 SUMS = [

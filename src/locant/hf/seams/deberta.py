@@ -17,15 +17,9 @@ from locant.hf.seams.opening import Opening, call, is_swapped, never, seam
 
 
 def _v1(
-    self: Any,
-    hidden_states: Tensor,
-    attention_mask: Tensor | None,
-    output_attentions: bool = False,
-    query_states: Tensor | None = None,
-    relative_pos: Tensor | None = None,
-    rel_embeddings: Tensor | None = None,
+    self: Any, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool = False, **positions: Any
 ) -> tuple[Tensor, Tensor | None]:
-    _no_second_pass(query_states)
+    _no_second_pass(positions.pop("query_states", None))
     if is_swapped(self) and self.talking_head:
         raise NotImplementedError(
             "this DeBERTa model mixes the logits of its heads (talking_head=True), which locant cannot combine with "
@@ -35,14 +29,13 @@ def _v1(
     query = query + self.transpose_for_scores(self.q_bias[None, None, :])
     value = value + self.transpose_for_scores(self.v_bias[None, None, :])
     products = 1 + len(self.pos_att_type)
-    return _through(self, query, key, value, attention_mask, products, output_attentions, partial(
-        _own_v1, products=products, relative_pos=relative_pos, rel_embeddings=rel_embeddings,
-    ))  # fmt: skip
+    return _through(self, query, key, value, attention_mask, products, output_attentions,
+                    partial(_own_v1, products=products, **positions))  # fmt: skip
 
 
 def _own_v1(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, products: int,
-    relative_pos: Tensor | None, rel_embeddings: Tensor | None, **others: Any,
+    relative_pos: Tensor | None = None, rel_embeddings: Tensor | None = None, **others: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     query = query / _root(query, products)
     logits = query @ key.transpose(-1, -2)
@@ -58,26 +51,19 @@ def _own_v1(
 
 
 def _v2(
-    self: Any,
-    hidden_states: Tensor,
-    attention_mask: Tensor | None,
-    output_attentions: bool = False,
-    query_states: Tensor | None = None,
-    relative_pos: Tensor | None = None,
-    rel_embeddings: Tensor | None = None,
+    self: Any, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool = False, **positions: Any
 ) -> tuple[Tensor, Tensor | None]:
-    _no_second_pass(query_states)
+    _no_second_pass(positions.pop("query_states", None))
     states = (layer(hidden_states) for layer in (self.query_proj, self.key_proj, self.value_proj))
     query, key, value = (x.view(*x.shape[:-1], self.num_attention_heads, -1).transpose(1, 2) for x in states)
     products = 1 + sum(kind in self.pos_att_type for kind in ("c2p", "p2c"))
-    return _through(self, query, key, value, attention_mask, products, output_attentions, partial(
-        _own_v2, products=products, relative_pos=relative_pos, rel_embeddings=rel_embeddings,
-    ))  # fmt: skip
+    return _through(self, query, key, value, attention_mask, products, output_attentions,
+                    partial(_own_v2, products=products, **positions))  # fmt: skip
 
 
 def _own_v2(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, products: int,
-    relative_pos: Tensor | None, rel_embeddings: Tensor | None, **others: Any,
+    relative_pos: Tensor | None = None, rel_embeddings: Tensor | None = None, **others: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     flat = [x.contiguous().flatten(0, 1) for x in (query, key, value)]  # [B·H, L, D]
     logits = torch.bmm(flat[0], flat[1].transpose(-1, -2) / _root(query, products))
