@@ -16,8 +16,9 @@ SPREAD = 0.3
 """Standard deviation of matrices: with transformers' own, positions change an output by less than rounding does."""
 SPREADS = {"mobilebert": 0.1}
 """Architectures whose layers do not normalize, so that their outputs grow with the spread."""
-KEPT = ("A_log", "dt_", "D", "conv1d", "inv_freq", "hash", "norm")
-"""Parts of the names of tensors that keep transformers' initial values: state spaces diverge with others."""
+KEPT = ("A_log", "dt_", "D", "conv1d", "inv_freq", "hash", "norm", "duration_predictor")
+"""Parts of the names of tensors that keep transformers' initial values: state spaces diverge with others, and the
+exponential of a random duration is more frames than memory holds."""
 
 
 SIDE = 4

@@ -65,7 +65,6 @@ REFUSED: dict[str, str] = {
     "cpmant": "its biases are those of pairs of segments as well as of distances",
     "prophetnet": "its decoder runs several streams of queries at once, each with biases that depend on the text",
     "pegasus_x": "its encoder attends to a block of tokens and to global tokens, and has no logits for all pairs",
-    "led": "its encoder attends to a window of tokens and to global tokens, and has no logits for all pairs",
 }
 
 

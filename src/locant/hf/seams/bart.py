@@ -1,7 +1,7 @@
 """BART's relatives that write attention out: softmax((s·q)·k + mask)·v, with the heads in the batch.
 
-XGLM, MVP, TrOCR, FSMT and the decoder of CLVP. One class serves self-attention and cross-attention. Cross-attention
-goes through the interface too, where it has no scheme and stays as it is.
+XGLM, MVP, TrOCR, FSMT and the decoders of CLVP and LED. One class serves self-attention and cross-attention.
+Cross-attention goes through the interface too, where it has no scheme and stays as it is.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _keys_and_values(module: Any, states: Tensor, cache: Any, cross: bool) -> tu
     return key, value
 
 
-def _bart(
+def bart_attention(
     self: Any,
     hidden_states: Tensor,
     key_value_states: Tensor | None = None,
@@ -73,6 +73,7 @@ def _bart(
     own: AttentionFunction = _attention,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    """The forward of BART's attention, over its own states or those of an encoder."""
     states, cross = (hidden_states, False) if key_value_states is None else (key_value_states, True)
     query = _heads(self, self.q_proj(hidden_states))
     key, value = _keys_and_values(self, states, past_key_values, cross)
@@ -85,7 +86,7 @@ def _bart(
 
 
 def _xglm(self: Any, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    return _bart(self, hidden_states, own=partial(_attention, lowest=True), **kwargs)
+    return bart_attention(self, hidden_states, own=partial(_attention, lowest=True), **kwargs)
 
 
 def _mvp(self: Any, hidden_states: Tensor, attn_prompt: Any = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -99,7 +100,7 @@ def _mvp(self: Any, hidden_states: Tensor, attn_prompt: Any = None, **kwargs: An
 
 def _trocr(self: Any, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """Returns weights only where they are wanted."""
-    out, weights = _bart(self, hidden_states, **kwargs)
+    out, weights = bart_attention(self, hidden_states, **kwargs)
     return out, weights if kwargs.get("output_attentions") else None
 
 

@@ -28,7 +28,7 @@ from locant.hf.mechanisms import (
     TableAfterPadding,
     TableAndBias,
 )
-from locant.hf.seams import bart, deberta, inner, linear, textbook, xlm, xlnet
+from locant.hf.seams import bart, deberta, inner, led, linear, textbook, xlm, xlnet
 
 TABLE = "embeddings.position_embeddings"
 
@@ -70,6 +70,7 @@ SEAM_FAMILIES: dict[str, Family] = {
 SEAMS: dict[str, Seam] = {
     "xglm": bart.XGLM,
     "mvp": bart.MVP,
+    "led": led.LED,
     "trocr": bart.TROCR,
     "clvp_decoder": bart.CLVP,
     "xlm": xlm.XLM,
