@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from measuring import RESULTS, command_line, write_csv
+from next_token import loss, pieces
 
 import locant
 from locant.adaptation.adapting import CAUSAL_LENGTH, held_out, trained_on
@@ -51,24 +51,6 @@ def sample(model: Any, tokenizer: Any, path: Path, count: int) -> list[str]:
         path.write_text("\n".join(there) + "\n")
         print(f"{len(there)} stories", flush=True)
     return there[:count]
-
-
-def pieces(tokens: torch.Tensor, length: int, begin: int) -> torch.Tensor:
-    """Returns [n, length]: a begin token and the tokens after it. All lengths get the same tokens but for 0.3 %."""
-    parts = tokens[: len(tokens) // (max(LENGTHS) - 1) * (max(LENGTHS) - 1)].view(-1, max(LENGTHS) - 1)
-    each = parts.shape[1] // (length - 1)
-    rows = parts[:, : each * (length - 1)].reshape(-1, length - 1)
-    return torch.cat([torch.full((len(rows), 1), begin), rows], 1)
-
-
-@torch.no_grad()
-def loss(model: Any, rows: torch.Tensor) -> float:
-    total, count = 0.0, 0
-    for part in rows.split(4096 // rows.shape[1]):
-        logits = model(input_ids=part).logits[:, :-1]
-        total += float(F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum"))
-        count += part[:, 1:].numel()
-    return total / count
 
 
 def tale(model: Any, tokenizer: Any, tokens: int = 220) -> str:
@@ -110,7 +92,7 @@ def main() -> None:
         for path in arguments.texts
     }
     rows = {
-        (name, length): pieces(torch.tensor(stream[-TOKENS:]), length, begin)
+        (name, length): pieces(torch.tensor(stream[-TOKENS:]), length, LENGTHS, begin)
         for name, stream in streams.items()
         for length in LENGTHS
     }

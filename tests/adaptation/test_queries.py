@@ -125,3 +125,15 @@ def test_queries_of_models_in_double_precision_can_be_changed():
     model = hf_models.make("llama", AutoModelForCausalLM).double()
     found = fitted(model, "alibi", length=16, tokens=64, queries=True)
     assert found.explained > 0
+
+
+def test_queries_of_a_layer_that_keeps_its_scheme_stay():
+    model = hf_models.make("llama")
+    own = str(locant.native(model).stacks[0].layers[0])
+    before = [layer.self_attn.q_proj.weight.clone() for layer in model.layers]
+    found = fitted(model, f"{own}/nope", length=16, queries=True)
+    same = [torch.equal(layer.self_attn.q_proj.weight, was) for layer, was in zip(model.layers, before, strict=True)]
+    assert same[0]
+    assert not same[1]
+    assert found.heads[0].explained == 1
+    assert not any("were not changed" in notice for notice in found.notices)

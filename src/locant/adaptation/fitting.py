@@ -9,7 +9,7 @@ scheme to
 
 over the queries of a few hundred sequences. ℓ_i(θ) are the logits of the changed model with the scheme. The problem is
 convex in a bias. If a scheme supports it, the fit starts from a curve (initial_values.py). With `queries`, θ includes
-an affine map of the queries of each head (queries.py).
+an affine map of the queries of each head (queries.py), in layers whose scheme changes.
 """
 
 from __future__ import annotations
@@ -173,6 +173,7 @@ class _Layer:
     name: str
     scheme: Scheme
     own: Scheme
+    unchanged: bool  # the new scheme is the model's own, as in the first layers of rope/rope/rope/nope
 
 
 @dataclass
@@ -222,13 +223,16 @@ def _layers(plan: Plan, before: Native) -> list[_Layer]:
     for stack, had in zip(plan.stacks, before.stacks, strict=True):
         own = had.layers or [Nope()] * len(stack.schemes)
         for attention, scheme, mine in zip(stack.attentions, stack.schemes, own, strict=True):
-            found.append(_Layer(len(found) + 1, attention.name, scheme, mine))
+            fixed = had.embed is None and not any(True for each in (scheme, mine) for _ in each.parameters())
+            same = fixed and bool(had.layers) and str(scheme) == str(mine)
+            found.append(_Layer(len(found) + 1, attention.name, scheme, mine, same))
     return found
 
 
 def _fit_layer(cache: LayerCache, layer: _Layer, goal: list[Tensor], changes: _QueryChanges | None) -> list[HeadFit]:
     """Fits the scheme of a layer, and its queries if `changes` is given."""
     attention = cache.model.base_model.get_submodule(layer.name)
+    changes = None if layer.unchanged else changes
     query_layer = None if changes is None else find_query_layer(cache, attention)
     if query_layer is not None and changes is not None:
         changes.remember(query_layer.layer)
