@@ -2,7 +2,7 @@
 
 import pytest
 
-from locant.papers.sources import SOURCES, check_sources, find_source
+from locant.papers.sources import SOURCES, check_sources, check_texts, find_source
 
 
 def test_everything_that_is_missing_is_named(tmp_path):
@@ -38,3 +38,21 @@ def test_compressed_files_are_found(tmp_path):
 def test_no_two_sources_have_one_place():
     places = [source.place for source in SOURCES.values()]
     assert len(set(places)) == len(places)
+
+
+def test_text_that_cannot_be_read_is_named(tmp_path):
+    books = tmp_path / "books"
+    books.mkdir()
+    (books / "good.txt").write_text("ä", encoding="utf-8")
+    check_texts(["books"], tmp_path)
+    (books / "old.txt").write_bytes("ä".encode("latin-1"))
+    check_sources(["books"], tmp_path)
+    with pytest.raises(ValueError, match=r"old\.txt is not text in UTF-8"):
+        check_texts(["books"], tmp_path)
+    (books / "old.txt").unlink()
+    (books / "cut.txt.xz").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match=r"cut\.txt\.xz cannot be decompressed"):
+        check_texts(["books"], tmp_path)
+    (tmp_path / "qmsum.jsonl").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"qmsum\.jsonl is not text"):
+        check_texts(["qmsum"], tmp_path)

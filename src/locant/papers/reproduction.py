@@ -20,7 +20,7 @@ from locant.experiments.workers import cores
 from locant.papers.claim import Claim, Measured, Paper, Part, Table
 from locant.papers.cost import GPU, machine_speed, spell_time
 from locant.papers.place import FINDINGS, STEPS, Place
-from locant.papers.sources import check_sources, name_of_source
+from locant.papers.sources import check_sources, check_texts, name_of_source
 from locant.papers.steps import Step, unique
 from locant.runs import files, machine_memory, run_folder
 from locant.runs.untrusted import shortened
@@ -86,8 +86,11 @@ def begin(paper: Paper, preset: str, out: Path, data: Path | None, work: Path | 
 
 
 def check_data(claims: Sequence[Claim], size: Any, data: Path | None) -> None:
-    """Raises FileNotFoundError if data is missing, with every file and where to get it."""
-    check_sources([name_of_source(name, size) for claim in claims for name in claim.sources], data)
+    """Raises FileNotFoundError for data that is missing, with every file and where to get it, and ValueError for text
+    that cannot be read."""
+    names = [name_of_source(name, size) for claim in claims for name in claim.sources]
+    check_sources(names, data)
+    check_texts(names, data)
 
 
 def plan(claims: Sequence[Claim], at: Place) -> Planned:

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from locant.runs.text_source import OPENERS
+from locant.runs.text_source import OPENERS, read
 
 ENDINGS = ("", *OPENERS)
+TEXT = (".txt", ".raw", ".tsv", ".json", ".jsonl")
+"""Endings of files that are read as text, before a compression is added."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,15 @@ class Source:
         path = folder / self.place
         there = all(any(list(path.glob(pattern + ending)) for ending in ENDINGS) for pattern in self.files)
         return path if there else None
+
+    def check_text(self, folder: Path) -> None:
+        """Raises ValueError if a file of text is not in UTF-8 or cannot be decompressed."""
+        path = self.find(folder)
+        patterns = [pattern + ending for pattern in self.files for ending in ENDINGS]
+        found = [path] if path and path.is_file() else [one for each in patterns for one in (path or folder).glob(each)]
+        for one in found:
+            if one.with_suffix("" if one.suffix in OPENERS else one.suffix).suffix in TEXT:
+                read(one)
 
     def missing(self, folder: Path) -> str:
         """Returns a line that names the files and where to get them."""
@@ -107,3 +118,9 @@ def check_sources(names: Iterable[str], folder: Path | None) -> None:
     lines = [f"  {source.missing(folder)}" for source in wanted if source.find(folder) is None]
     if lines:
         raise FileNotFoundError("these files are missing:\n" + "\n".join(lines))
+
+
+def check_texts(names: Iterable[str], folder: Path | None) -> None:
+    """Raises ValueError if a file of text cannot be read. The files must be there."""
+    for name in dict.fromkeys(names):
+        SOURCES[name].check_text(folder or Path())
