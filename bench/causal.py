@@ -9,7 +9,9 @@ of 4 · `length` tokens, the same tokens for both, each after the begin token. A
 again.
 """
 
+import copy
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from next_token import loss, pieces
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import locant
-from locant.adaptation.adapting import CAUSAL_LENGTH, trained_on
 from locant.adaptation.sample import pieces as lines_of
 from locant.experiments.run import quiet
 
@@ -59,41 +60,33 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     print_versions("torch", "transformers", threads=arguments.threads)
     quiet()
-
-    def original() -> Any:
-        return AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
-
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     lengths = (arguments.length, TIMES * arguments.length)
     ids = tokenizer(arguments.test.read_text(encoding="utf-8"), add_special_tokens=False, verbose=False)["input_ids"]
     ids = torch.tensor(ids[: arguments.sequences * (max(lengths) - 1)])
     rows = {length: pieces(ids, length, lengths, tokenizer.bos_token_id) for length in lengths}
     lines = lines_of(arguments.text)
-    table: list[dict[str, Any]] = []
-
-    def add(spec: str, state: str, model: Any, steps: int = 0) -> None:
-        losses = {f"loss at {length}": round(loss(model.eval(), part), 4) for length, part in rows.items()}
-        table.append({"scheme": spec, "state": state, "steps": steps, **losses})
-        print(table[-1], flush=True)
-        write_csv(arguments.results / f"{arguments.name}.csv", table)
-
-    model = original()
+    scores = {f"loss at {length}": lambda model, _, part=part: loss(model, part) for length, part in rows.items()}
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
     own = own_scheme(model)
-    add("own", "original", model)
+    table: list[dict[str, Any]] = []
     for spec in arguments.specs:
-        scheme = with_own(spec, own)
         where = arguments.keep / f"{arguments.name}-{spec}-{arguments.budget}".replace("/", "-").replace(":", "-")
-        fitted = original()
-        locant.fit(fitted, scheme, trained_on(lines), tokenizer=tokenizer, length=CAUSAL_LENGTH, queries=True,
-                   on_stage=lambda stage: print(f"  {stage}", flush=True))  # fmt: skip
-        add(spec, "fitted", fitted)
         if not (where / "DONE").exists():
             locant.adapt(
-                original(), scheme, lines, budget=arguments.budget, tokenizer=tokenizer, length=arguments.length,
-                out=where, on_stage=lambda stage: print(f"  {stage}", flush=True),
+                copy.deepcopy(model), with_own(spec, own), lines, budget=arguments.budget, tokenizer=tokenizer,
+                length=arguments.length, out=where, scores=scores,
+                on_stage=lambda stage: print(f"{time.strftime('%X')} {stage}", flush=True),
                 on_evaluation=lambda found, steps: print(f"  {found.step}/{steps} {found.agreement:.4f}", flush=True),
             )  # fmt: skip
-        add(spec, "adapted", locant.load(where), json.loads((where / "adapt.json").read_text())["steps"])
+        done = json.loads((where / "adapt.json").read_text(encoding="utf-8"))
+        for row in done["table"]:
+            steps = done["steps"] if row["state"] == "adapted" else 0
+            losses = {name: round(value, 4) for name, value in row["scores"].items()}
+            table.append({"scheme": spec, "state": row["state"], "steps": steps, "agreement": round(row["agreement"], 4),
+                          **losses})  # fmt: skip
+            print(table[-1], flush=True)
+        write_csv(arguments.results / f"{arguments.name}.csv", table)
 
 
 if __name__ == "__main__":

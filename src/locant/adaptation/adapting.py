@@ -56,6 +56,8 @@ longer texts, and their outputs for those are worse. A causal original reads win
 CAUSAL_LENGTH = 256
 """Tokens of the shortest training sequences of a causal model, and of those it is fitted on. Its outputs for a shorter
 sequence are the first outputs for a longer one."""
+FIT_SHARE = 1 / 3
+"""The part of a time budget that the fit may take."""
 HELD_OUT = 20
 """One block of lines in this many is held out to measure agreement."""
 BLOCK = 16
@@ -196,7 +198,7 @@ class _Stages:
             self.on_stage("measuring the model without positions")
             rows.append(evaluator.row("silenced", self.model))
         start = time.perf_counter()
-        found = self.fit()
+        found = self.fit(budget)
         fit_seconds = time.perf_counter() - start
         rows.append(evaluator.row("fitted", self.model))
         evaluations = self.distill(evaluator, budget, fit_seconds)
@@ -210,7 +212,7 @@ class _Stages:
         self.folder.finish()
         return done
 
-    def fit(self) -> Fit:
+    def fit(self, budget: Budget) -> Fit:
         return fit(
             self.model,
             self.spec,
@@ -220,6 +222,7 @@ class _Stages:
             on_stage=self.on_stage,
             length=CAUSAL_LENGTH if self.teacher.windows.causal else FIT_LENGTH,
             queries=self.train == "all" and _rotates(self.model),
+            seconds=None if budget.seconds is None else FIT_SHARE * budget.seconds,
         )
 
     def distill(self, evaluator: Evaluator, budget: Budget, fit_seconds: float) -> list[AgreementAtStep]:

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from locant.adaptation import checks, sample
 from locant.adaptation.cross_entropy import attention_weights, cross_entropy, entropy
+from locant.adaptation.fit_time import affordable, fewer
 from locant.adaptation.initial_values import set_initial_values
 from locant.adaptation.layer_cache import LayerCache, layer_cache
 from locant.adaptation.part import Part, part_of
@@ -110,6 +111,7 @@ def fit(
     length: int = LENGTH,
     tokens: int = TOKENS,
     queries: bool = False,
+    seconds: float | None = None,
     seed: int = 0,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Fit:
@@ -123,6 +125,7 @@ def fit(
     tokens    tokens to fit on, for each sequence length.
     queries   whether to change the query weights too. The model is then closer to the original, but swapping to
               `native` no longer restores it.
+    seconds   about how long the fit may take. If it would take longer, it uses fewer sequences (fit_time.py).
     on_stage  called with the name of each stage.
 
     If it fails or is interrupted, the model is restored.
@@ -140,7 +143,7 @@ def fit(
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            found = _fit(part.model, spec, batches, on_stage, changes)
+            found = _fit(part.model, spec, batches, on_stage, changes, seconds)
             part.join()
             return found.of_part(part)
     except BaseException:
@@ -197,6 +200,7 @@ def _fit(
     batches: list[Tensor],
     on_stage: Callable[[str], None],
     changes: _QueryChanges | None,
+    seconds: float | None,
 ) -> Fit:
     on_stage("recording the attention of the original")
     before = native(model)
@@ -210,12 +214,26 @@ def _fit(
     layers = _layers(plan, before)
     cache = layer_cache(model, [layer.name for layer in layers], batches)
     found = Fit(model, spec)
+    changed = [layer for layer in layers if not layer.unchanged]
+    if seconds is not None and changed:
+        goals = fewer(_affordable(seconds, cache, changed, goals, queries=changes is not None), cache, goals)
     for layer in layers:
         on_stage(f"fitting layer {layer.number} of {len(layers)}")
         found.heads += _fit_layer(cache, layer, goals[layer.name], changes)
         cache.cache_next_layer()
     found.notices += _notices(spec, layers, changes)
     return found
+
+
+def _affordable(
+    seconds: float, cache: LayerCache, layers: list[_Layer], goals: dict[str, list[Tensor]], *, queries: bool
+) -> float:
+    """The share of the sequences on which all layers can be fitted in time, by the first of them."""
+    first, iterations = layers[0], ITERATIONS_WITH_QUERIES if queries else ITERATIONS
+    return affordable(
+        seconds / len(layers), cache, first.name, first.scheme, goals[first.name], queries=queries,
+        iterations=iterations,
+    )  # fmt: skip
 
 
 def _layers(plan: Plan, before: Native) -> list[_Layer]:
