@@ -83,8 +83,8 @@ def main() -> None:
         for row in done["table"]:
             steps = done["steps"] if row["state"] == "adapted" else 0
             losses = {name: round(value, 4) for name, value in row["scores"].items()}
-            table.append({"scheme": spec, "state": row["state"], "steps": steps, "agreement": round(row["agreement"], 4),
-                          **losses})  # fmt: skip
+            agreement = round(row["agreement"], 4)
+            table.append({"scheme": spec, "state": row["state"], "steps": steps, "agreement": agreement, **losses})
             print(table[-1], flush=True)
         write_csv(arguments.results / f"{arguments.name}.csv", table)
 
