@@ -112,6 +112,7 @@ def _child(architecture: Architecture, writer: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
+    warnings.simplefilter("ignore")  # a program that forks may have made errors of them
     try:
         found = check(Subject(architecture))
     except BaseException as problem:  # the model could not be built or run

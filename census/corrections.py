@@ -107,6 +107,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
         "audio_pad_token_id": 61,
         "codec_config": CODEC,
     },
+    "longformer": {"attention_window": 8},
     "led": {"attention_window": 8, "max_position_embeddings": ...},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},

@@ -170,7 +170,7 @@ def test_a_fault_of_the_original_is_not_blamed_on_the_swap():
 
 
 def test_a_refusal_in_our_words_and_an_accident_are_told_apart():
-    assert checks.check(subject("longformer"))["swap"].state == REFUSED
+    assert checks.check(subject("nystromformer"))["swap"].state == REFUSED
     with pytest.raises(ValueError, match="invalid literal") as elsewhere:
         int("x")
     assert of_exception(elsewhere.value).state == ERROR

@@ -22,7 +22,7 @@ def test_families_say_how_they_are_known():
     assert found.keys() == FAMILIES.keys() | REFUSED.keys() | SEAMS.keys()
     assert found["bert"].how == "listed"
     assert found["deberta-v2"].how == "by a seam"
-    assert found["longformer"].how == "refused"
+    assert found["lilt"].how == "refused"
     assert str(found["llama"]) == "llama: listed (rotary)"
 
 

@@ -27,11 +27,13 @@ class Pass:
     """The positions of the tokens of one forward pass: in attention, and for a table [B or 1, L] (below 0: none).
 
     causal   whether attention is causal in this pass, for a model that is told so in every call; None for others.
+    kinds    Longformer's mask [B, L]: 0 for padding, 1 for other tokens, 2 for global ones; None for other models.
     """
 
     def __init__(self, positions: Positions, places: Tensor | None) -> None:
         self.positions, self.places = positions, places
         self.causal: bool | None = None
+        self.kinds: Tensor | None = None
 
 
 _NOW: ContextVar[Pass | None] = ContextVar("positions of the tokens of a forward pass", default=None)

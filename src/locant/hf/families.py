@@ -57,7 +57,6 @@ FAMILIES: dict[str, Family] = {
 
 OUTSIDE = "its attention does not go through transformers' attention interface, so it would ignore the scheme"
 REFUSED: dict[str, str] = {
-    "longformer": OUTSIDE,
     "fastspeech2_conformer": OUTSIDE,
     "lilt": "it has a second position table, for the layout of a page, and two attentions that share their logits",
     "bros": "the boxes of its words enter the logits of every pair of tokens; locant cannot combine them with a scheme",

@@ -28,7 +28,7 @@ from locant.hf.mechanisms import (
     TableAfterPadding,
     TableAndBias,
 )
-from locant.hf.seams import bart, deberta, inner, led, linear, textbook, xlm, xlnet
+from locant.hf.seams import bart, deberta, inner, linear, longformer, textbook, xlm, xlnet
 
 TABLE = "embeddings.position_embeddings"
 
@@ -70,7 +70,8 @@ SEAM_FAMILIES: dict[str, Family] = {
 SEAMS: dict[str, Seam] = {
     "xglm": bart.XGLM,
     "mvp": bart.MVP,
-    "led": led.LED,
+    "led": longformer.LED,
+    "longformer": longformer.LONGFORMER,
     "trocr": bart.TROCR,
     "clvp_decoder": bart.CLVP,
     "xlm": xlm.XLM,

@@ -1,6 +1,6 @@
-"""LED: an encoder that attends to a window of tokens and to global tokens, and a decoder like BART's.
+"""Longformer and LED: encoders that attend to a window of tokens and to global tokens. LED's decoder is like BART's.
 
-Token i of the encoder attends to the tokens j with |i − j| ≤ w, and to all global tokens, by softmax(q·k/√d)·v. A
+Token i of an encoder attends to the tokens j with |i − j| ≤ w, and to all global tokens, by softmax(q·k/√d)·v. A
 global token attends to all tokens, by queries, keys and values that have weights of their own. transformers computes
 the window in blocks; here it is a mask, so a sequence needs no padding to a multiple of the window. Beltagy, Peters &
 Cohan 2020, arXiv 2004.05150.
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from locant.hf.carrying import carried
 from locant.hf.seams.bart import bart_attention
 from locant.hf.seams.opening import Opening, always, call, never, seam
 
@@ -78,6 +79,30 @@ def _unpadded(
     return 0, input_ids, attention_mask, inputs_embeds
 
 
+def _kinds(
+    self: Any,
+    input_ids: Tensor | None,
+    attention_mask: Tensor,
+    token_type_ids: Tensor,
+    position_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    pad_token_id: int,
+) -> tuple[Any, ...]:
+    """The same in Longformer. It keeps the mask, of which the bool mask of a swapped model would lose global tokens."""
+    current = carried(self)
+    if current is not None:
+        current.kinds = attention_mask
+    return 0, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
+
+
+def _layers(self: Any, hidden_states: Tensor, attention_mask: Tensor, **kwargs: Any) -> Any:
+    """The forward of Longformer's encoder: its mask is below 0 for padding and above 0 for global tokens."""
+    current = carried(self)
+    if current is not None and current.kinds is not None:
+        attention_mask = current.kinds.to(hidden_states.dtype) - 1
+    return type(self).forward(self, hidden_states, attention_mask=attention_mask, **kwargs)
+
+
 def _decoder(self: Any, hidden_states: Tensor, **kwargs: Any) -> tuple[Any, ...]:
     return (*bart_attention(self, hidden_states, **kwargs), kwargs.get("past_key_values"))
 
@@ -86,4 +111,9 @@ LED = seam(
     Opening("led.modeling_led.LEDEncoderSelfAttention", {"forward": _encoder}, never),
     Opening("led.modeling_led.LEDEncoder", {"_pad_to_window_size": _unpadded}),
     Opening("led.modeling_led.LEDDecoderAttention", {"forward": _decoder}, always),
+)
+LONGFORMER = seam(
+    Opening("longformer.modeling_longformer.LongformerSelfAttention", {"forward": _encoder}, never),
+    Opening("longformer.modeling_longformer.LongformerEncoder", {"forward": _layers}),
+    Opening("longformer.modeling_longformer.LongformerModel", {"_pad_to_window_size": _kinds}),
 )
