@@ -99,9 +99,18 @@ def test_a_call_that_raised_leaves_nothing_in_the_folder(tmp_path):
     assert adapted(hf_models.make("bert"), "tisa", budget="2steps", out=tmp_path).steps == 2
 
 
+def test_an_adaptation_that_stops_before_its_first_checkpoint_leaves_nothing(tmp_path):
+    def stop(found, steps):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adapted(hf_models.make("bert"), out=tmp_path / "a" / "out", on_evaluation=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_model_or_text_does_not_resume(tmp_path):
     def stop(found, steps):
-        if found.step == 10:
+        if found.step == 20:  # after the first checkpoint
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -143,7 +152,8 @@ def test_a_training_that_stopped_early_and_was_killed_does_no_more_steps(tmp_pat
 
 def test_another_tokenizer_does_not_resume(tmp_path):
     def stop(found, steps):
-        raise KeyboardInterrupt
+        if found.step == 20:  # after the first checkpoint
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         adapted(hf_models.make("bert"), out=tmp_path, on_evaluation=stop)

@@ -24,6 +24,7 @@ from locant.adaptation.preconditioning import ScaledAdamW, Scales, parameter_sca
 from locant.adaptation.sample import Sampler
 from locant.adaptation.windows import Tensors, Windows
 from locant.hf.modes import cache_kept
+from locant.hf.saving import in_words
 from locant.runs import files, run_folder
 
 TOKENS = 1024
@@ -156,7 +157,8 @@ def distill(
             callbacks=[evaluations],
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        with in_words(out):
+            trainer.train(resume_from_checkpoint=None if last is None else str(last))
     student.eval()
     return evaluations.found
 

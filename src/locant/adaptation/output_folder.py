@@ -84,7 +84,7 @@ def opened(out: Path | str | None, settings: dict[str, Any]) -> Iterator[OutputF
         return
     path = Path(out)
     run_folder.check(path, FILE)
-    with run_folder.held(path):
+    with run_folder.held(path, resumes=lambda: _resumes(path)):
         if (path / run_folder.DONE).exists():
             run_folder.delete_checkpoints(path)
             raise ValueError(f"the adaptation in {path} is done; open it with locant.load, or choose a new folder")
@@ -102,3 +102,8 @@ def opened(out: Path | str | None, settings: dict[str, Any]) -> Iterator[OutputF
             settings["steps"] = there["steps"]
         files.write_json(path / FILE, settings)
         yield OutputFolder(path, settings)
+
+
+def _resumes(path: Path) -> bool:
+    """Whether a folder has something that the same call would continue: a checkpoint, or a complete adaptation."""
+    return (path / run_folder.DONE).exists() or run_folder.last_checkpoint(path) is not None

@@ -19,6 +19,7 @@ from locant.experiments.run import quiet
 from locant.hf import load
 from locant.hf.sentence_folder import sentence_folder
 from locant.report.adaptation import draw_adaptation
+from locant.runs.new_folder import check_writable
 
 PICTURE = "heads.png"
 """The heads before and after, drawn where matplotlib is installed."""
@@ -32,6 +33,7 @@ def adapt(
     quiet()
     if not text.exists():
         raise FileNotFoundError(f"there is no file or folder {text}")
+    check_writable(out)
     lines = sample.pieces(text)
     source = sentence_folder(model)
     loaded: Any = load(model if source is None else source.transformer)
@@ -66,7 +68,9 @@ def adapt(
                 on_result=on_result,
             )  # fmt: skip
         except KeyboardInterrupt:
-            console.print("stopped; the same command continues from the last checkpoint, if there is one")
+            console.print(
+                "stopped; the same command continues from the last checkpoint, or begins again if there is none"
+            )
             raise SystemExit(130) from None
     _conclude(done, out)
 

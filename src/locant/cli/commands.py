@@ -80,7 +80,8 @@ def _doctor(parser: Parser) -> None:
 
 def _swap(parser: Parser) -> None:
     parser.argument("model", "Folder or hub name of a Hugging Face model.")
-    parser.argument("spec", "A scheme, such as tisa:kernels=5 or alibi+learned.", type=values.cycle)
+    parser.argument("spec", "A scheme, such as tisa:kernels=5 or alibi+learned; native restores the model's own "
+                    "positions after a swap with --keep-native.", type=values.cycle_or_native)  # fmt: skip
     _folder(parser, "Folder of the new model; it must be new or empty.")
     parser.option("--keep-native", action=BooleanOptionalAction, default=False,
                   help="Add the scheme to the model's own positions instead of replacing them.")  # fmt: skip

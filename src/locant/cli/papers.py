@@ -37,16 +37,19 @@ def reproduce(
         return
     for each, claims in chosen:  # before anything takes time
         reproduction.check_data(claims, each.sizes[preset], data)
+    planned = []
+    for each, claims in chosen:  # a reproduction that is refused writes nothing
+        at = Place(out / each.name if paper == "all" else out, out, data, each.sizes[preset])
+        planned.append(reproduction.plan(claims, at))
+        reproduction.check_machine(planned[-1], at, long=long)
     places = [
         (each, claims, reproduction.begin(each, preset, out / each.name if paper == "all" else out, data, out))
         for each, claims in chosen
     ]
-    for each, claims, at in places:
-        planned = reproduction.plan(claims, at)
-        reproduction.check_machine(planned, at, long=long)
+    for (each, claims, _), needed in zip(places, planned, strict=True):
         console.print(
-            f"{each.name}, preset {preset}: {len(claims)} claims, {len(planned.left)} of {len(planned.steps)} steps to "
-            f"do, about {spell_time(planned.seconds)} (by a formula)", markup=False, highlight=False,
+            f"{each.name}, preset {preset}: {len(claims)} claims, {len(needed.left)} of {len(needed.steps)} steps to "
+            f"do, about {spell_time(needed.seconds)} (by a formula)", markup=False, highlight=False,
         )  # fmt: skip
     quiet()
     for each, claims, at in places:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from locant.hf.facts import maximum_length
@@ -27,11 +30,25 @@ POISON = "this model was changed by locant; open it with locant.load"
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 
 
+@contextmanager
+def in_words(folder: str | Path) -> Iterator[None]:
+    """Turns the errors of a full disk into an OSError that names the folder. Safetensors has a class of its own."""
+    try:
+        yield
+    except SafetensorError as problem:
+        raise OSError(f"{folder} could not be written: {problem}") from problem
+    except OSError as problem:
+        if str(folder) in str(problem):
+            raise
+        raise OSError(f"{folder} could not be written: {problem}") from problem
+
+
 def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
     """Replaces `save_pretrained` of a swapped model."""
     if kwargs.get("push_to_hub"):
         raise ValueError("save a swapped model first, then push it: model.push_to_hub(name)")
-    type(self).save_pretrained(self, save_directory, *args, **kwargs)
+    with in_words(save_directory):
+        type(self).save_pretrained(self, save_directory, *args, **kwargs)
     plan, folder = plan_of(self), Path(save_directory)
     if plan is None or not kwargs.get("is_main_process", True):
         return

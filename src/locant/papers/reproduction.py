@@ -23,6 +23,7 @@ from locant.papers.place import FINDINGS, STEPS, Place
 from locant.papers.sources import check_sources, name_of_source
 from locant.papers.steps import Step, unique
 from locant.runs import files, machine_memory, run_folder
+from locant.runs.new_folder import undone_on_failure
 from locant.runs.untrusted import shortened
 from locant.version import __version__
 
@@ -81,7 +82,8 @@ def begin(paper: Paper, preset: str, out: Path, data: Path | None, work: Path | 
         if differing:
             raise ValueError(f"{out} holds another reproduction ({'; '.join(differing)}); name a new folder")
     else:
-        files.write_json(out / FILE, wanted)
+        with undone_on_failure(out):
+            files.write_json(out / FILE, wanted)
     return Place(out, work or out, data, size)
 
 
