@@ -24,6 +24,13 @@ def card(done: Adapted, settings: dict[str, Any], modules: list[str]) -> str:
         trained = "every weight of the encoder that the decoder does not use was"
     tags = ["locant", "position-embeddings", *(["sentence-transformers"] if modules else [])]
     steps, budget, seed, length = done.steps, settings["budget"], settings["seed"], settings["length"]
+    training = (
+        f"Then {trained} trained to match the original for {steps:,} steps (budget {budget}, seed {seed}, sequences up "
+        f"to\n{length} tokens, {settings['lines']:,} lines of unlabelled text)."
+    )
+    if not steps:
+        training = f"It was not trained after that (budget {budget}, seed {seed})."
+    training += "".join(f"\n**Note**: {notice}." for notice in done.notices)
     where = "on lines of the text that were held out" if settings["lines"] > 1 else "on the text itself, a single line"
     return f"""---
 library_name: locant
@@ -32,8 +39,7 @@ tags:{"".join(f"{chr(10)}- {tag}" for tag in tags)}{base_model(original)}
 # {name.rstrip("/").rpartition("/")[2]} with {done.spec}
 
 This is {name} with another position scheme, made by locant. The scheme was fitted to the attention of the original.
-Then {trained} trained to match the original for {steps:,} steps (budget {budget}, seed {seed}, sequences up to {length}
-tokens, {settings["lines"]:,} lines of unlabelled text).
+{training}
 
 {done}
 

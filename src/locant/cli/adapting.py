@@ -78,7 +78,7 @@ def adapt(
 def _conclude(done: Any, out: Path) -> None:
     """Prints the scores, and where the picture and the model are."""
     console.print(done.fit.summary, highlight=False)
-    for notice in done.fit.notices:
+    for notice in (*done.fit.notices, *done.notices):
         console.print(escape(notice), highlight=False)
     console.print(_table(done))
     if (out / PICTURE).exists():
@@ -87,7 +87,8 @@ def _conclude(done: Any, out: Path) -> None:
 
 
 def _table(done: Any) -> Table:
-    table = Table(title=f"{type(done.model).__name__} with {done.spec}")
+    only = "" if done.trained else ", fitted only"
+    table = Table(title=f"{type(done.model).__name__} with {done.spec}{only}")
     table.add_column("")
     for name in (f"agreement\n({done.measure})", *done.rows[0].scores, "parameters of\nits positions"):
         table.add_column(name, justify="right")

@@ -13,13 +13,13 @@ from locant.cli.terminal import console
 from locant.experiments.run import quiet
 from locant.papers import NAMES, find_paper, reproduction
 from locant.papers.claim import Claim, Paper
-from locant.papers.cost import spell_time
 from locant.papers.place import Place
 from locant.papers.reproduction import Finding
 from locant.papers.rules import CONFIRMED, CONTRADICTED
 from locant.papers.steps import Step
 from locant.report.papers import write_paper_page
 from locant.report.papers.effect import interval
+from locant.runs.budget import spell_time
 
 COLOURS = {CONFIRMED: "green", CONTRADICTED: "red"}
 
