@@ -8,7 +8,6 @@ import pytest
 from locant.adaptation import adapting, distillation
 from locant.adaptation.distillation import EVALUATIONS, EVERY
 from locant.adaptation.schedule import FEW, Pace, before_fit, too_few
-from locant.runs.budget import Budget
 from tests import bert, hf_models, words
 from tests.adaptations import adapted
 from tests.command_line import locant_command
@@ -30,13 +29,13 @@ def test_a_training_with_its_evaluations_takes_no_longer_than_its_time(pace, sec
 
 
 def test_what_is_said_before_the_work():
-    said = before_fit(Budget.parse("60s"), Pace(3.5, 18.5, timing=10.0), 18.5, 0)
-    assert said == "60 s have room for 9 steps of 3.5 s, less the time of the fit; measuring adds about 56 s"
-    assert before_fit(Budget.parse("9steps"), None, 60.0, 1) == (
+    said = before_fit("60s", Pace(3.5, 18.5, timing=10.0), 18.5, 0)
+    assert said == "60s have room for 9 steps of 3.5 s, less the time of the fit; measuring adds about 56 s"
+    assert before_fit("9steps", None, 60.0, 1) == (
         "measuring adds about 3 min and the time of 1 score in each of four states"
     )
-    assert too_few(Budget.parse("60s"), Pace(3.5, 18.5, timing=10.0), 49.0) == (
-        "the model is fitted only, not trained: the fit took 49 s of 60 s, and fewer than 5 steps of 3.5 s fit into "
+    assert too_few("60s", Pace(3.5, 18.5, timing=10.0), 49.0) == (
+        "the model is fitted only, not trained: the fit took 49 s of 60s, and fewer than 5 steps of 3.5 s fit into "
         "the rest; 100 steps need a budget of about 10 min"
     )
 
@@ -73,7 +72,7 @@ def test_the_command_says_that_a_model_is_fitted_only(tmp_path):
     assert done.exit_code == 0, done.output
     assert "with tisa, fitted only" in done.stdout
     assert "not trained" in done.stdout
-    assert "2 s have room for" in done.stdout
+    assert "2s have room for" in done.stdout
 
 
 def test_a_few_steps_that_were_asked_for_are_made_and_called_too_few():

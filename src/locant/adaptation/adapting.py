@@ -180,8 +180,9 @@ class _Stages:
             self.on_stage("encoder alone: the decoder keeps its own positions")
         if self.folder.settings["pooling"] is not None:
             self.on_stage(f"pooling: {self.folder.settings['pooling']}")
+        given = self.folder.settings["budget"]
         pace = self.pace(evaluator) if budget.seconds is not None and not self.folder.resumed else None
-        self.on_stage(schedule.before_fit(budget, pace, evaluator.seconds, len(scores)))
+        self.on_stage(schedule.before_fit(given, pace, evaluator.seconds, len(scores)))
         self.on_stage("measuring the original")
         rows = [evaluator.row("original", self.teacher.model, agreement=1.0)]
         with silenced(self.model, self.teacher.windows.whole):
@@ -222,11 +223,11 @@ class _Stages:
         with _only_trained(self.part, self.train) as anything:
             if not anything:
                 return 0, [f"the model is fitted only: {self.spec} has no parameters to train"]
-        steps = self.folder.steps(budget, pace, fit_seconds)
+        given, steps = self.folder.settings["budget"], self.folder.steps(budget, pace, fit_seconds)
         if pace is not None and steps:
-            self.on_stage(schedule.after_fit(budget, fit_seconds, steps))
+            self.on_stage(schedule.after_fit(given, fit_seconds, steps))
         if pace is not None and not steps:
-            return 0, [schedule.too_few(budget, pace, fit_seconds)]
+            return 0, [schedule.too_few(given, pace, fit_seconds)]
         few = f"{steps} {'step is' if steps == 1 else 'steps are'} too few to adapt a model: take it as fitted only"
         return steps, [few] if steps < FEW else []
 

@@ -38,9 +38,10 @@ class Pace:
         return next((steps for steps in range(most, 0, -1) if self.seconds(steps) <= seconds), 0)
 
 
-def before_fit(budget: Budget, pace: Pace | None, evaluation: float, scores: int) -> str:
+def before_fit(given: str, pace: Pace | None, evaluation: float, scores: int) -> str:
     """Returns what is known before the work starts: the steps that fit, and what measuring adds.
 
+    given        the budget, as the caller wrote it.
     pace         None for a budget in steps.
     evaluation   the seconds of one evaluation of agreement.
     scores       the number of scores that each state gets.
@@ -48,25 +49,23 @@ def before_fit(budget: Budget, pace: Pace | None, evaluation: float, scores: int
     words = f"measuring adds about {spell_time(MEASURED * evaluation)}"
     if scores:
         words += f" and the time of {scores} {'score' if scores == 1 else 'scores'} in each of four states"
-    if pace is None or budget.seconds is None:
+    seconds = Budget.parse(given).seconds
+    if pace is None or seconds is None:
         return words
-    most = pace.steps(budget.seconds - pace.timing)
-    room = f"{spell_time(budget.seconds)} have room for {most:,} steps of {pace.step:.2g} s, less the time of the fit"
-    return f"{room}; {words}"
+    most = pace.steps(seconds - pace.timing)
+    return f"{given} have room for {most:,} steps of {pace.step:.2g} s, less the time of the fit; {words}"
 
 
-def after_fit(budget: Budget, fit_seconds: float, steps: int) -> str:
+def after_fit(given: str, fit_seconds: float, steps: int) -> str:
     """Returns how many steps follow the fit."""
-    assert budget.seconds is not None
-    return f"the fit took {spell_time(fit_seconds)}; {steps:,} steps fit into the rest of {spell_time(budget.seconds)}"
+    return f"the fit took {spell_time(fit_seconds)}; {steps:,} steps fit into the rest of {given}"
 
 
-def too_few(budget: Budget, pace: Pace, fit_seconds: float) -> str:
+def too_few(given: str, pace: Pace, fit_seconds: float) -> str:
     """Returns why a model was not trained, and the budget that would train it."""
-    assert budget.seconds is not None
     enough = pace.timing + fit_seconds + pace.seconds(WORTHWHILE)
     return (
-        f"the model is fitted only, not trained: the fit took {spell_time(fit_seconds)} of {spell_time(budget.seconds)}"
-        f", and fewer than {FEW} steps of {pace.step:.2g} s fit into the rest; {WORTHWHILE} steps need a budget of "
-        f"about {spell_time(enough)}"
+        f"the model is fitted only, not trained: the fit took {spell_time(fit_seconds)} of {given}, and fewer than "
+        f"{FEW} steps of {pace.step:.2g} s fit into the rest; {WORTHWHILE} steps need a budget of about "
+        f"{spell_time(enough)}"
     )
