@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import locant
 from locant.adaptation import adapting
+from locant.cli import extras
 from locant.cli.commands import COMMANDS
 from locant.cli.parser import Parser
 from locant.papers import reproduction
@@ -218,3 +219,13 @@ def test_an_adaptation_that_has_a_checkpoint_stays(model, left, tmp_path, monkey
         locant_command(*given, "-o", tmp_path / "new")
     assert left() == ["new"]
     assert any((tmp_path / "new").glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("given", [("inspect", "model"), ("swap", "model", "alibi"), ("doctor", "model")])
+def test_without_transformers_the_extra_is_named(given, tmp_path, monkeypatch):
+    found = extras.find_spec
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "transformers" else found(name))
+    done = locant_command(*given, *(() if given[0] == "doctor" else ("-o", tmp_path / "new")))
+    assert done.exit_code == 2
+    assert "needs transformers; install it with: pip install 'locant[hf]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
