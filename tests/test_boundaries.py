@@ -16,12 +16,14 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
 
-FOUNDATION = {"version", "runs", "terms", "schemes", "notation", "spec", "attention"}
+FOUNDATION = {"version", "runs", "terms", "schemes", "notation", "spec", "attention", "transformers_config"}
 MODELS = FOUNDATION | {"hf", "analysis"}
 MAY_IMPORT = {
     "version": set(),
     "runs": set(),
     "terms": set(),
+    "transformers_config": set(),
+    "registering": {"transformers_config"},
     "schemes": {"terms"},
     "notation": {"schemes"},
     "spec": {"terms", "schemes", "notation"},
@@ -63,6 +65,7 @@ LAZY = {
     ("papers", "adaptation"): "start-up time: `locant reproduce` reads its options before transformers is imported",
     ("papers", "analysis"): "start-up time: the same",
     ("papers", "hf"): "start-up time: the same",
+    ("registering", "transformers_config"): "optional dependency: `import locant` works without transformers",
     ("analysis", "analysis"): "optional dependency: schemes, tables and theory are analysed without transformers",
 }
 """Imports of our own modules inside functions, (importer, imported), and why they are there."""

@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from locant.registering import register as _register
 from locant.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ _NAMES = {
 _MODULE = {name: module for module, names in _NAMES.items() for name in names}
 _EXTRAS = {"hf": "hf", "hf.support": "hf", "adaptation": "compare"}
 """Modules that need transformers -> the extra that installs it."""
+
+_register()
 
 
 def __getattr__(name: str) -> Any:

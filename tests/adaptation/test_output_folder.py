@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 import locant
 from locant.adaptation import distillation
 from locant.adaptation.output_folder import OutputFolder
+from locant.adaptation.schedule import Pace
 from locant.runs.budget import Budget
 from tests import bert, hf_models, words
 from tests.adaptations import adapted
@@ -84,11 +85,15 @@ def test_a_killed_adaptation_resumes_and_ends_with_the_same_bits(tmp_path):
 
 def test_a_budget_of_time_becomes_steps_once(tmp_path):
     folder, budget = OutputFolder(tmp_path, {}), Budget.parse("10s")
-    assert folder.steps(budget, fit_seconds=3.0, pace=lambda: (0.5, 0.05)) == 13  # and one evaluation
-    assert folder.steps(budget, fit_seconds=1.0, pace=lambda: (0.1, 0.0)) == 13  # as written to the folder
+    assert not folder.resumed
+    assert folder.steps(budget, Pace(0.5, 0.05, timing=1.0), fit_seconds=2.0) == 13  # and two evaluations
+    assert folder.resumed
+    assert folder.steps(budget, None, fit_seconds=1.0) == 13  # as written to the folder
     assert json.loads((tmp_path / "adapt.json").read_text())["steps"] == 13
     much = Budget.parse("1000s")  # 10 evaluations, not 199
-    assert OutputFolder(tmp_path, {}).steps(much, fit_seconds=0.0, pace=lambda: (0.5, 1.0)) == 1980
+    assert OutputFolder(tmp_path, {}).steps(much, Pace(0.5, 1.0), fit_seconds=0.0) == 1980
+    assert OutputFolder(tmp_path, {}).steps(budget, Pace(1.0, 0.0), fit_seconds=6.0) == 0  # four would be too few
+    assert OutputFolder(tmp_path, {}).steps(budget, Pace(1.0, 0.0), fit_seconds=5.0) == 5
 
 
 def test_a_call_that_raised_leaves_nothing_in_the_folder(tmp_path):
@@ -99,9 +104,18 @@ def test_a_call_that_raised_leaves_nothing_in_the_folder(tmp_path):
     assert adapted(hf_models.make("bert"), "tisa", budget="2steps", out=tmp_path).steps == 2
 
 
+def test_an_adaptation_that_stops_before_its_first_checkpoint_leaves_nothing(tmp_path):
+    def stop(found, steps):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adapted(hf_models.make("bert"), out=tmp_path / "a" / "out", on_evaluation=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_model_or_text_does_not_resume(tmp_path):
     def stop(found, steps):
-        if found.step == 10:
+        if found.step == 20:  # after the first checkpoint
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -143,7 +157,8 @@ def test_a_training_that_stopped_early_and_was_killed_does_no_more_steps(tmp_pat
 
 def test_another_tokenizer_does_not_resume(tmp_path):
     def stop(found, steps):
-        raise KeyboardInterrupt
+        if found.step == 20:  # after the first checkpoint
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         adapted(hf_models.make("bert"), out=tmp_path, on_evaluation=stop)

@@ -89,9 +89,9 @@ def test_an_adapted_model_keeps_its_pooling(tmp_path, mode):
     assert after[1].pooling_mode == mode
     assert after.max_seq_length > 10_000
     assert abs((after.encode(TEXTS) ** 2).sum(1) - 1).max() < 1e-5
-    said = f"pooling: {mode} (as in modules.json of {folder})"
-    assert said in " ".join(done.stdout.split())
-    assert f"pooled by {said.removeprefix('pooling: ')}" in " ".join((out / "README.md").read_text().split())
+    assert f"pooling: {mode} (as in modules.json of {folder})" in " ".join(done.stdout.split())
+    card = " ".join((out / "README.md").read_text().split())
+    assert f"pooled by {mode} (as in modules.json of {Path(folder).name})" in card
     kept = json.loads((out / "adapt.json").read_text())["table"]
     for model, row in ((before, kept[0]), (after, kept[3])):  # the scores are those of the vectors that users get
         one, two = (model.encode([pair[column] for pair in pairs]) for column in (1, 2))

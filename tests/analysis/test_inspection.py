@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
 
 import locant
 from locant.analysis import inspection
-from locant.analysis.verdict import verdict
+from locant.analysis.behaviour import Shift
+from locant.analysis.verdict import _on_shifts, verdict
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
 from tests import hf_models
@@ -65,6 +66,18 @@ def test_the_verdict_follows_from_what_was_measured(spec):
     assert bool(by_construction) == (spec in ("tisa", "tisa+first", "rope"))
     invariant = spec in ("tisa", "rope", "nope")
     assert (max(moved.values()) < 1e-4) == invariant  # else the other half of this test is not run
+
+
+def test_two_models_are_quoted_at_the_same_shifts():
+    """Also one that hardly changes at the first of them, and one that changes at none."""
+
+    def sentence(**moved):
+        rows = [Shift(int(by[1:]), relative, 1.0, "position_ids", "") for by, relative in moved.items()]
+        return _on_shifts(rows, [])[0].partition("by ")[2]
+
+    assert sentence(_1=0.5, _2=0.6, _16=0.7) == "1 changes the hidden states by 50%, by 16 by 70%."
+    assert sentence(_1=0.0, _2=0.6, _16=0.7) == "1 changes the hidden states by 0.00%, by 16 by 70%."
+    assert sentence(_1=0.0, _16=0.0, _256=0.3) == "1 changes the hidden states by 0.00%, by 16 by 0.00%, by 256 by 30%."
 
 
 def test_a_table_of_two_vectors_has_no_toeplitz_score():

@@ -76,7 +76,7 @@ cp {folder}/library "$2"
 BUILD = f"""
 import runpy
 b = runpy.run_path({str(Path(build.__file__))!r})["build"]()
-print(b.path, b.seconds, b.library is not None, b.why, sep="|")
+print(b.path, b.seconds, b.library is not None, b.why, b.trouble, sep="|")
 """
 """build.py in a process of its own, which a broken library could end; without torch, which it does not need."""
 
@@ -86,13 +86,14 @@ class Outcome(NamedTuple):
     seconds: float
     loaded: bool
     why: str
+    trouble: str = ""
 
 
 def run_build(**environment) -> Outcome:
     done = run_python(BUILD, **environment)
     assert done.returncode == 0, done.stderr
-    path, seconds, loaded, why = done.stdout.strip().split("|")
-    return Outcome(None if path == "None" else Path(path), float(seconds), loaded == "True", why)
+    path, seconds, loaded, why, trouble = done.stdout.strip().split("|")
+    return Outcome(None if path == "None" else Path(path), float(seconds), loaded == "True", why, trouble)
 
 
 def test_an_empty_cache_is_filled_and_a_broken_library_replaced(tmp_path, compiler):
@@ -107,12 +108,15 @@ def test_an_empty_cache_is_filled_and_a_broken_library_replaced(tmp_path, compil
         assert len(first.path.read_bytes()) == len(whole)
 
 
-def test_a_cache_folder_that_cannot_be_written(tmp_path, compiler):
+@pytest.mark.parametrize("place", ["file", "/proc/locant"])
+def test_in_place_of_a_cache_folder_that_cannot_be_written_another_is_used(tmp_path, compiler, place):
     (tmp_path / "file").write_text("")
-    done = run_build(LOCANT_CACHE=str(tmp_path / "file"), CC=compiler)
-    assert done.path is None
-    assert done.loaded
-    assert f"{tmp_path / 'file'} is not a folder" in done.why
+    environment = {"LOCANT_CACHE": str(tmp_path / place), "CC": compiler, "TMPDIR": str(tmp_path)}
+    first, again = run_build(**environment), run_build(**environment)
+    assert first.path.parent == tmp_path / f"locant-{os.geteuid()}"
+    assert first.path.parent.stat().st_mode & 0o777 == 0o700
+    assert str(tmp_path / place) in first.trouble
+    assert again == Outcome(first.path, 0, True, "built before and loaded", first.trouble)
 
 
 def test_processes_that_build_at_once_all_get_a_library(tmp_path, compiler):
@@ -182,7 +186,7 @@ def test_a_tag_is_valid_for_one_origin_only():
 @pytest.mark.parametrize("also", ["library", "library, tag and key", "folder"])
 def test_what_another_user_put_into_the_cache_is_not_loaded(also, tmp_path, compiler, foreign):
     cache = tmp_path / "cache"
-    environment = {"LOCANT_CACHE": str(cache), "CC": compiler}
+    environment = {"LOCANT_CACHE": str(cache), "CC": compiler, "TMPDIR": str(tmp_path)}
     path = run_build(**environment).path
     key, origin = b"k" * build.KEY_BYTES, build._origin([compiler, *build.FLAGS, *build.OPTIONAL[0]])
     path.write_bytes(foreign[0].read_bytes())
@@ -192,15 +196,16 @@ def test_what_another_user_put_into_the_cache_is_not_loaded(also, tmp_path, comp
         os.chown(file, STRANGER, -1)
     outcome = check_not_loaded(foreign, environment)
     if also == "folder":
-        assert outcome.path is None
-        assert f"not cached: {cache} belongs to another user ({STRANGER})" in outcome.why
+        assert outcome.path.parent == tmp_path / f"locant-{os.geteuid()}"
+        assert outcome.trouble == f"{cache} belongs to another user ({STRANGER})"
 
 
-def test_without_a_home_no_folder_that_others_can_foresee_is_used(tmp_path, compiler, foreign):
-    """Every name that the cache could have in the temporary folder is there, with a foreign library in it."""
+def test_without_a_home_no_folder_that_others_have_made_is_used(tmp_path, compiler, foreign):
+    """The folder that takes the place of the cache is there already, with a foreign library; others can write in it."""
     name = run_build(LOCANT_CACHE=str(tmp_path / "once"), CC=compiler).path.name
     planted = tmp_path / f"locant-{os.getuid()}"
     planted.mkdir()
+    planted.chmod(0o777)
     (planted / name).write_bytes(foreign[0].read_bytes())
     (planted / name).with_suffix(".sha256").write_text(hashlib.sha256(foreign[0].read_bytes()).hexdigest())
     homeless = """
@@ -210,9 +215,10 @@ pathlib.Path.home = home
 """
     environment = {"LOCANT_CACHE": "", "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path), "CC": compiler}
     done = run_python(homeless + BUILD, **environment)
-    path, _, loaded, why = done.stdout.strip().split("|")
+    path, _, loaded, why, _ = done.stdout.strip().split("|")
     assert (path, loaded) == ("None", "True"), done.stderr
     assert "this user has no home folder; set LOCANT_CACHE" in why
+    assert f"other users can write in {planted}" in why
     assert not foreign[1].exists()
     assert sorted(each.name for each in tmp_path.iterdir()) == [planted.name, "once"]  # its own folder is deleted
 
@@ -229,10 +235,21 @@ def test_no_kernel_is_built_where_others_can_replace_it(tmp_path, compiler):
 
 
 def test_doctor_shows_why_the_cache_is_not_used(tmp_path, compiler, monkeypatch, rebuilt):
-    tmp_path.chmod(0o777)
-    monkeypatch.setenv("LOCANT_CACHE", str(tmp_path))
+    shared, other = tmp_path / "shared", tmp_path / "other"
+    shared.mkdir()
+    shared.chmod(0o777)
+    other.mkdir()
+    reason = f"{shared} is not used: other users can write in {shared} (chmod go-w {shared})"
+    monkeypatch.setenv("LOCANT_CACHE", str(shared))
     monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(build.tempfile, "tempdir", str(other))
+    details = {finding.name: finding for finding in diagnosis.diagnose()}
+    place = other / f"locant-{os.geteuid()}"
+    assert details["its library"].detail.startswith(f"{place}/fused-")
+    assert details["cache folder"].active is False
+    assert f"{reason}. {place} is used instead. Mend it, or set LOCANT_CACHE" in details["cache folder"].detail
+    place.chmod(0o777)
+    build.build.cache_clear()
     details = {finding.name: finding for finding in diagnosis.diagnose()}
     assert details["its library"].active is False
-    assert f"not cached: other users can write in {tmp_path} (chmod go-w {tmp_path})" in details["its library"].detail
-    assert details["cache folder"].detail == str(tmp_path)
+    assert "every process builds the kernel again" in details["cache folder"].detail

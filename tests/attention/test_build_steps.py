@@ -224,6 +224,8 @@ def test_reasons_for_which_there_is_no_kernel(monkeypatch):
 def test_a_build_for_this_process_alone(small, monkeypatch, tmp_path):
     monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(build, "cache_folder", lambda: None)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(build, "fallback_folder", lambda: tmp_path / "file")
     before = set(tmp_path.iterdir())
     built = build._load(small)
     assert built.library.locant_small() == 41
@@ -234,17 +236,23 @@ def test_a_build_for_this_process_alone(small, monkeypatch, tmp_path):
 
 
 @NEEDED
-def test_a_cache_that_can_only_be_read(small, monkeypatch):
+def test_a_cache_that_can_only_be_read(small, monkeypatch, tmp_path):
     path = build._load(small).path
     asked = []
-    monkeypatch.setattr(build.os, "access", lambda *question: asked.append(question))
+
+    def read_only(folder):
+        asked.append(folder)
+        if folder == path.parent:
+            raise PermissionError(f"{folder} cannot be written")
+
+    monkeypatch.setattr(build, "check_writable", read_only)
+    monkeypatch.setattr(build, "fallback_folder", lambda: tmp_path / "other")
     assert build._load(small).why == "built before and loaded"
     assert asked == []
     path.unlink()
     built = build._load(small)
-    assert built.path is None
-    assert built.why == f"built and loaded, but not cached: {path.parent} cannot be written"
-    assert asked == [(path.parent, os.W_OK)]
+    assert (built.path, built.trouble) == (tmp_path / "other" / path.name, f"{path.parent} cannot be written")
+    assert asked == [path.parent, tmp_path / "other"]
     assert not path.exists()
 
 

@@ -81,7 +81,7 @@ def test_the_card_of_a_bare_swap_says_so_also_after_loading(tmp_path, trained):
         card = (tmp_path / name / "README.md").read_text()
         assert "**This model does not know word order**" in card
     card = (tmp_path / "new" / "README.md").read_text()
-    assert f"locant adapt {tmp_path / 'model'} tisa:kernels=2+learned:length=64 --text TEXT -o FOLDER" in card
+    assert "locant adapt MODEL tisa:kernels=2+learned:length=64 --text TEXT -o FOLDER" in card
     hf_models.make("bert").save_pretrained(tmp_path / "plain")
     assert not (tmp_path / "plain" / "README.md").exists()
 

@@ -10,19 +10,17 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from locant.adaptation import checks, output_folder, sample
-from locant.adaptation.agreement import Agreement, StateAgreement, agreement_for, mean_agreement
-from locant.adaptation.batch import Batch, to_device
+from locant.adaptation import checks, output_folder, sample, schedule
+from locant.adaptation.agreement import Agreement, StateAgreement, agreement_for
 from locant.adaptation.distillation import (
     AgreementAtStep,
     Teacher,
@@ -31,17 +29,17 @@ from locant.adaptation.distillation import (
     frozen_copy,
     seconds_per_step,
 )
+from locant.adaptation.evaluator import Evaluator
 from locant.adaptation.fitting import LENGTH as FIT_LENGTH
 from locant.adaptation.fitting import Fit, fit
 from locant.adaptation.output_folder import OutputFolder
 from locant.adaptation.part import Part, part_of
-from locant.adaptation.result import Adapted, StateRow
+from locant.adaptation.result import Adapted
 from locant.adaptation.sample import Sampler, Text
+from locant.adaptation.schedule import FEW, Pace
 from locant.adaptation.scores import Score
 from locant.adaptation.silencing import silenced
 from locant.adaptation.windows import Windows
-from locant.analysis.distance import Layer, by_distance
-from locant.hf.modes import evaluating
 from locant.hf.plan import plan_of
 from locant.hf.readout import native
 from locant.hf.sentence_folder import SentenceFolder, sentence_folder
@@ -62,14 +60,6 @@ HELD_OUT = 20
 """One block of lines in this many is held out to measure agreement."""
 BLOCK = 16
 """Lines per block, so that long held-out sequences are one text too."""
-EVALUATION_ROWS = 32
-"""Maximum number of held-out sequences of each length."""
-EVALUATION_TOKENS = 4096
-"""Approximate number of tokens of the held-out sequences of each length."""
-CURVE_ROWS = 8
-"""Number of sequences on which the curves of the heads are measured."""
-CURVE_LENGTH = 64
-"""Tokens of each of these sequences."""
 TRAIN = ("scheme", "all")
 
 
@@ -93,7 +83,7 @@ def adapt(
     """Gives a model another position scheme, in place, and trains it to match its original outputs.
 
     text      unlabelled prose: a string, a list of strings, or a pathlib.Path of a file or folder.
-    budget    time or steps: 10min, 90s, 500steps. Time covers fitting and training.
+    budget    time or steps: 10min, 90s, 500steps. Time covers fitting and training, not measuring (schedule.py).
     train     "scheme": the parameters of the scheme alone; "all": every weight.
     out       a folder for the model. After an interruption, pass it again to resume.
     scores    tasks by name, each a function of a model (or encoder) and its tokenizer, measured in each state of it.
@@ -192,8 +182,11 @@ class _Stages:
             self.on_stage("encoder alone: the decoder keeps its own positions")
         if self.folder.settings["pooling"] is not None:
             self.on_stage(f"pooling: {self.folder.settings['pooling']}")
+        given = self.folder.settings["budget"]
+        pace = self.pace(evaluator) if budget.seconds is not None and not self.folder.resumed else None
+        self.on_stage(schedule.before_fit(given, pace, evaluator.seconds, len(scores)))
         self.on_stage("measuring the original")
-        rows = [evaluator.row("original", self.teacher.model)]
+        rows = [evaluator.row("original", self.teacher.model, agreement=1.0)]
         with silenced(self.model, self.teacher.windows.whole):
             self.on_stage("measuring the model without positions")
             rows.append(evaluator.row("silenced", self.model))
@@ -201,11 +194,14 @@ class _Stages:
         found = self.fit(budget)
         fit_seconds = time.perf_counter() - start
         rows.append(evaluator.row("fitted", self.model))
-        evaluations = self.distill(evaluator, budget, fit_seconds)
-        rows.append(evaluator.row("adapted", self.model))
+        steps, notices = self.steps(budget, pace, fit_seconds)
+        evaluations = self.distill(evaluator, steps) if steps else []
+        if evaluations:  # the last one was made at the end
+            rows.append(evaluator.row("adapted", self.model, agreement=evaluations[-1].agreement))
         self.part.join()
         kind = self.teacher.kind.name if self.part.notice is None else f"{self.teacher.kind.name}, encoder alone"
-        done = Adapted(self.part.whole, self.spec, kind, rows, found.of_part(self.part), evaluator.curves, evaluations)
+        done = Adapted(self.part.whole, self.spec, kind, rows, found.of_part(self.part), evaluator.curves, evaluations,
+                       notices)  # fmt: skip
         if self.folder.kept:
             self.folder.save(done, self.tokenizer, self.source)
         self.on_result(done)
@@ -225,12 +221,21 @@ class _Stages:
             seconds=None if budget.seconds is None else FIT_SHARE * budget.seconds,
         )
 
-    def distill(self, evaluator: Evaluator, budget: Budget, fit_seconds: float) -> list[AgreementAtStep]:
+    def steps(self, budget: Budget, pace: Pace | None, fit_seconds: float) -> tuple[int, list[str]]:
+        """Returns the number of training steps, and notices if the model is fitted only."""
         with _only_trained(self.part, self.train) as anything:
             if not anything:
-                return []
-            self.on_stage("timing a step")
-            steps = self.folder.steps(budget, fit_seconds, lambda: self.pace(evaluator))
+                return 0, [f"the model is fitted only: {self.spec} has no parameters to train"]
+        given, steps = self.folder.settings["budget"], self.folder.steps(budget, pace, fit_seconds)
+        if pace is not None and steps:
+            self.on_stage(schedule.after_fit(given, fit_seconds, steps))
+        if pace is not None and not steps:
+            return 0, [schedule.too_few(given, pace, fit_seconds)]
+        few = f"{steps} {'step is' if steps == 1 else 'steps are'} too few to adapt a model: take it as fitted only"
+        return steps, [few] if steps < FEW else []
+
+    def distill(self, evaluator: Evaluator, steps: int) -> list[AgreementAtStep]:
+        with _only_trained(self.part, self.train):
             sampler = Sampler(self.tokenizer, trained_on(self.lines), seed=self.seed + 1)
             self.on_stage("training")
             return distill(
@@ -244,47 +249,21 @@ class _Stages:
                 on_evaluation=lambda found: self.on_evaluation(found, steps),
             )
 
-    def pace(self, evaluator: Evaluator) -> tuple[float, float]:
-        """Measures the seconds of a training step and of an evaluation."""
+    def pace(self, evaluator: Evaluator) -> Pace | None:
+        """Times a training step, with the scheme as it is before the fit; None if there is nothing to train."""
+        self.on_stage("timing a step")
         start = time.perf_counter()
-        mean_agreement(evaluator.kind, evaluator.outputs, self.model, evaluator.batches)
-        evaluation = time.perf_counter() - start
         sampler = Sampler(self.tokenizer, trained_on(self.lines))
-        return seconds_per_step(self.model, self.teacher, sampler, self.lengths), evaluation
-
-
-@dataclass
-class Evaluator:
-    """Measures a model in each of its states, on the same held-out sequences."""
-
-    kind: Agreement
-    batches: list[Batch]
-    outputs: list[Tensor]  # of the original, reduced
-    tokenizer: Any
-    scores: Mapping[str, Score]
-    ids: Tensor  # sequences for the curves of the heads
-    curves: dict[str, list[Layer]] = field(default_factory=dict)
-
-    @classmethod
-    def create(cls, teacher: Teacher, sampler: Sampler, lengths: list[int], scores: Mapping[str, Score]) -> Evaluator:
-        """Draws the sequences and computes the outputs of the original."""
-        kind, model = teacher.kind, teacher.model
-        batches = []
-        for number, length in enumerate(lengths):
-            count = max(2, min(EVALUATION_ROWS, EVALUATION_TOKENS // length))
-            batches.append(kind.prepare(to_device(sampler.batch(count, length), model), number))
-        outputs = [kind.reduced(teacher.outputs(batch)) for batch in batches]
-        ids = sampler.rows(CURVE_ROWS, min(CURVE_LENGTH, teacher.windows.whole)).to(model.device)
-        return cls(kind, batches, outputs, sampler.tokenizer, scores, ids)
-
-    def row(self, state: str, model: PreTrainedModel) -> StateRow:
-        """Returns agreement, scores and number of position parameters of a model, and stores its curves."""
-        self.curves[state] = by_distance(model, self.ids)
-        same = state == "original"
-        agreement = 1.0 if same else mean_agreement(self.kind, self.outputs, model, self.batches)
-        with evaluating(model), torch.no_grad():
-            scores = {name: _number(name, score(model, self.tokenizer)) for name, score in self.scores.items()}
-        return StateRow(state, agreement, _position_parameters(model), scores)
+        with torch.random.fork_rng(devices=[]):
+            exchange(self.model, self.spec)
+            try:
+                with _only_trained(self.part, self.train) as anything:
+                    if not anything:
+                        return None
+                    step = seconds_per_step(self.model, self.teacher, sampler, self.lengths)
+            finally:
+                self.part.restore()
+        return Pace(step, evaluator.seconds, time.perf_counter() - start)
 
 
 def held_out(lines: list[str]) -> list[str]:
@@ -305,13 +284,6 @@ def trained_on(lines: list[str]) -> list[str]:
 def _is_held_out(number: int, count: int) -> bool:
     block = BLOCK if count >= 2 * HELD_OUT * BLOCK else 1
     return number // block % HELD_OUT == HELD_OUT - 1
-
-
-def _number(name: str, score: Any) -> float:
-    try:
-        return float(score)
-    except (TypeError, ValueError):
-        raise TypeError(f"the score {name} must be a number, got {score!r}") from None
 
 
 def _pooling(kind: Agreement) -> str | None:
@@ -380,9 +352,3 @@ def _only_trained(part: Part, train: str) -> Iterator[bool]:
     finally:
         for parameter, flag in before.items():
             parameter.requires_grad_(flag)
-
-
-def _position_parameters(model: PreTrainedModel) -> int:
-    stacks = native(model).stacks
-    schemes = [scheme for stack in stacks for scheme in [stack.embed, *(stack.layers or [])] if scheme is not None]
-    return sum(weight.numel() for weight in {w for scheme in schemes for w in scheme.parameters()})

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from locant.adaptation.result import Adapted
+from locant.hf.checkpoint import hub_name
+from locant.hf.saving import OPENING, base_model
 
 
 def card(done: Adapted, settings: dict[str, Any], modules: list[str]) -> str:
@@ -13,31 +16,37 @@ def card(done: Adapted, settings: dict[str, Any], modules: list[str]) -> str:
     settings   those of adapt.json.
     modules    the kinds of modules of a sentence-transformers model; empty for other models.
     """
-    name = settings["model"] or type(done.model).__name__
+    original = hub_name(settings["model"])
+    name = original or Path(settings["model"] or type(done.model).__name__).name  # without the path of a local folder
+    pooling = settings["pooling"] and settings["pooling"].replace(settings["model"] or name, name)
     trained = "every weight was" if settings["train"] == "all" else "the parameters of the scheme were"
     if "part" in settings and settings["train"] == "all":
         trained = "every weight of the encoder that the decoder does not use was"
+    tags = ["locant", "position-embeddings", *(["sentence-transformers"] if modules else [])]
     steps, budget, seed, length = done.steps, settings["budget"], settings["seed"], settings["length"]
+    training = (
+        f"Then {trained} trained to match the original for {steps:,} steps (budget {budget}, seed {seed}, sequences up "
+        f"to\n{length} tokens, {settings['lines']:,} lines of unlabelled text)."
+    )
+    if not steps:
+        training = f"It was not trained after that (budget {budget}, seed {seed})."
+    training += "".join(f"\n**Note**: {notice}." for notice in done.notices)
     where = "on lines of the text that were held out" if settings["lines"] > 1 else "on the text itself, a single line"
     return f"""---
 library_name: locant
-base_model: {name}
+tags:{"".join(f"{chr(10)}- {tag}" for tag in tags)}{base_model(original)}
 ---
 # {name.rstrip("/").rpartition("/")[2]} with {done.spec}
 
 This is {name} with another position scheme, made by locant. The scheme was fitted to the attention of the original.
-Then {trained} trained to match the original for {steps:,} steps (budget {budget}, seed {seed}, sequences up to {length}
-tokens, {settings["lines"]:,} lines of unlabelled text).
+{training}
 
 {done}
 
 Agreement is with the original, {where}. *silenced* is the original without its positions. *fitted* is the model with
-the fitted scheme, before training: {done.fit.summary}.{_on_pooling(settings["pooling"])}
+the fitted scheme, before training: {done.fit.summary}.{_on_pooling(pooling)}
 {_on_part(done, settings)}
-```python
-{_opening(modules)}
-```
-"""
+{_opening(modules)}"""
 
 
 def _on_part(done: Adapted, settings: dict[str, Any]) -> str:
@@ -55,8 +64,14 @@ def _on_pooling(pooling: str | None) -> str:
 
 def _opening(modules: list[str]) -> str:
     if not modules:
-        return 'import locant\nmodel = locant.load("this folder")'
-    return f"""import locant.hf  # teaches transformers to open the folder
+        return OPENING
+    return f"""    pip install 'locant[hf]' sentence-transformers
+
+```python
+import locant  # before transformers opens the folder
 from sentence_transformers import SentenceTransformer
-model = SentenceTransformer("this folder")  # {", ".join(modules)}, as in the original
-transformer = locant.hf.load("this folder")  # the first of them alone"""
+
+model = SentenceTransformer("PATH")  # {", ".join(modules)}, as in the original
+transformer = locant.load("PATH")  # the first of them alone
+```
+"""

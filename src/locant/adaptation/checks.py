@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from locant.adaptation.scores import Loss
 from locant.hf import swapping
 from locant.hf.facts import has_decoder
+from locant.hf.finite import check_finite
 from locant.hf.plan import plan_of
 from locant.hf.running import vocabulary
 from locant.hf.sentence_folder import SentenceFolder
@@ -30,9 +31,7 @@ def check_model(model: Any, spec: Any) -> None:
         raise ValueError("this model is swapped already; pass a model that has its own positions")
     if torch.is_inference_mode_enabled():
         raise ValueError("fitting needs gradients, which torch.inference_mode() forbids; call it outside")
-    broken = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
-    if broken:
-        raise ValueError(f"{broken[0]} has numbers that are not finite (NaN or ∞); load the model again")
+    check_finite(model)
     half = {weight.dtype for weight in model.parameters()} & {torch.bfloat16, torch.float16}
     if half:
         raise ValueError(f"the model is in {half.pop()}, which rounds small steps to zero; call model.float() first")

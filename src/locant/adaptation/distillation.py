@@ -24,6 +24,7 @@ from locant.adaptation.preconditioning import ScaledAdamW, Scales, parameter_sca
 from locant.adaptation.sample import Sampler
 from locant.adaptation.windows import Tensors, Windows
 from locant.hf.modes import cache_kept
+from locant.hf.saving import in_words
 from locant.runs import files, run_folder
 
 TOKENS = 1024
@@ -97,22 +98,26 @@ class AgreementAtStep:
 
 
 def seconds_per_step(student: PreTrainedModel, teacher: Teacher, sampler: Sampler, lengths: list[int]) -> float:
-    """Measures the time of a training step, as the mean over lengths of the second step; changes no weights."""
+    """Measures the time of a training step, as the mean over lengths; changes no weights.
+
+    It runs three steps: one to warm up, one of the shortest and one of the longest sequences. The time per token grows
+    linearly with the length of a sequence, so the others follow from these two.
+    """
     groups, scales = _parameter_groups(student, 0.0)
     optimizer = ScaledAdamW([{**group, "lr": 0.0} for group in groups], scales)
-    total = 0.0
-    for length in lengths:
-        for _ in range(2):
-            batch = to_device(teacher.kind.prepare(sampler.batch(max(1, TOKENS // length), length), 0), student)
-            start = time.perf_counter()
-            loss = _loss(student, teacher, batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            loss.item()  # waits for a GPU
-            took = time.perf_counter() - start
-        total += took
-    return total / len(lengths)
+    per_token = []
+    for length in (lengths[0], lengths[0], lengths[-1]):
+        start = time.perf_counter()
+        batch = to_device(teacher.kind.prepare(sampler.batch(max(1, TOKENS // length), length), 0), student)
+        loss = _loss(student, teacher, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()  # waits for a GPU
+        per_token.append((time.perf_counter() - start) / max(TOKENS, length))
+    _, short, long = per_token
+    slope = (long - short) / (lengths[-1] - lengths[0]) if len(lengths) > 1 else 0.0
+    return sum((short + slope * (length - lengths[0])) * max(TOKENS, length) for length in lengths) / len(lengths)
 
 
 def distill(
@@ -156,7 +161,8 @@ def distill(
             callbacks=[evaluations],
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        with in_words(out):
+            trainer.train(resume_from_checkpoint=None if last is None else str(last))
     student.eval()
     return evaluations.found
 

@@ -13,7 +13,7 @@ DONE               the adaptation is complete
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from locant.adaptation.card import card
-from locant.adaptation.distillation import EVALUATIONS, EVERY
 from locant.adaptation.result import Adapted
+from locant.adaptation.schedule import FEW, Pace
 from locant.hf.saving import save_tokenizer
 from locant.hf.sentence_folder import SentenceFolder
 from locant.runs import files, run_folder
@@ -39,19 +39,22 @@ class OutputFolder:
     settings: dict[str, Any]
     kept: bool = True  # False for a temporary folder
 
-    def steps(self, budget: Budget, fit_seconds: float, pace: Callable[[], tuple[float, float]]) -> int:
+    @property
+    def resumed(self) -> bool:
+        """Whether the number of training steps is known, from a process that was interrupted."""
+        return "steps" in self.settings
+
+    def steps(self, budget: Budget, pace: Pace | None, fit_seconds: float) -> int:
         """Returns the number of training steps, which is computed once and then written to the folder.
 
-        A time budget covers fit and training. `pace` measures the seconds of a step and of an evaluation.
+        A time budget covers the timing of a step, the fit and the training; fewer than FEW steps are none.
         """
-        if "steps" not in self.settings:
+        if not self.resumed:
             self.settings["steps"] = budget.steps
             if budget.seconds is not None:
-                step, evaluation = pace()
-                left = budget.seconds - fit_seconds
-                # The larger of two cases: an evaluation every EVERY steps, or EVALUATIONS of them in all.
-                frequent, few = left / (step + evaluation / EVERY), (left - EVALUATIONS * evaluation) / step
-                self.settings["steps"] = max(1, int(frequent), int(few))
+                assert pace is not None
+                steps = pace.steps(budget.seconds - pace.timing - fit_seconds)
+                self.settings["steps"] = steps if steps >= FEW else 0
             files.write_json(self.path / FILE, self.settings)
         return int(self.settings["steps"])
 
@@ -84,7 +87,7 @@ def opened(out: Path | str | None, settings: dict[str, Any]) -> Iterator[OutputF
         return
     path = Path(out)
     run_folder.check(path, FILE)
-    with run_folder.held(path):
+    with run_folder.held(path, resumes=lambda: _resumes(path)):
         if (path / run_folder.DONE).exists():
             run_folder.delete_checkpoints(path)
             raise ValueError(f"the adaptation in {path} is done; open it with locant.load, or choose a new folder")
@@ -102,3 +105,8 @@ def opened(out: Path | str | None, settings: dict[str, Any]) -> Iterator[OutputF
             settings["steps"] = there["steps"]
         files.write_json(path / FILE, settings)
         yield OutputFolder(path, settings)
+
+
+def _resumes(path: Path) -> bool:
+    """Whether a folder has something that the same call would continue: a checkpoint, or a complete adaptation."""
+    return (path / run_folder.DONE).exists() or run_folder.last_checkpoint(path) is not None

@@ -1,4 +1,4 @@
-"""The result of an adaptation: the model, and a table of its four states."""
+"""The result of an adaptation: the model, and a table of its states: original, silenced, fitted, adapted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from locant.adaptation.distillation import AgreementAtStep
 from locant.adaptation.fitting import Fit
+from locant.adaptation.schedule import FEW
 from locant.analysis.distance import Layer
 
 
@@ -32,11 +33,17 @@ class Adapted:
     fit: Fit
     curves: dict[str, list[Layer]]  # attention by distance, for each state
     evaluations: list[AgreementAtStep] = field(default_factory=list)  # of agreement, during training
+    notices: list[str] = field(default_factory=list)  # about the training
 
     @property
     def steps(self) -> int:
         """Number of training steps."""
         return self.evaluations[-1].step if self.evaluations else 0
+
+    @property
+    def trained(self) -> bool:
+        """Whether the model was trained for more than a few steps. If not, it is fitted only."""
+        return self.steps >= FEW
 
     def __str__(self) -> str:
         """The table in Markdown."""

@@ -129,7 +129,10 @@ def _on_shifts(rows: list[Shift], invariances: list[InvarianceRow]) -> list[str]
     worst = max(rows, key=lambda row: row.relative)
     if worst.relative < (ROUNDING if exact else NOTHING):
         return ["The model is translation-invariant: moving every position changes nothing."]
-    first, *more = [row for row in rows if row.by in QUOTED and row.relative >= NOTHING] or [worst]
+    quoted = [row for row in rows if row.by in QUOTED]
+    if not any(row.relative >= NOTHING for row in quoted):  # they do not show it
+        quoted.append(worst)
+    first, *more = quoted
     return [
         f"The model is not translation-invariant: moving every position by {first.by} changes the hidden states by "
         f"{_percent(first.relative)}{''.join(f', by {row.by} by {_percent(row.relative)}' for row in more)}."

@@ -13,7 +13,9 @@ A library in the cache runs as the user who loads it, so it must be one that thi
   user can read it. A half-written library, or one that was put there with a checksum of its own, has the wrong tag and
   is built again.
 
-Where there is no such folder, the library is built in a temporary folder with mode 0700, for this process alone.
+Where the folder cannot be used, a folder of this user beside the temporary files takes its place, under the same rules.
+Where neither can, the library is built in a temporary folder with mode 0700, for this process alone. `locant doctor`
+states the reason.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from functools import cache
 from pathlib import Path
 
 from locant.runs import files
+from locant.runs.new_folder import check_writable
 from locant.runs.private_folder import private_folder, read_private
 
 SOURCE = Path(__file__).with_name("fused.c")
@@ -55,6 +58,7 @@ class Built:
     path: Path | None = None  # in the cache; None if it is not cached
     command: str = ""
     seconds: float = 0.0  # that the build took; 0 if the library was in the cache
+    trouble: str = ""  # why the cache folder is not used
 
 
 @cache
@@ -100,23 +104,31 @@ def cache_folder() -> Path | None:
         return None
 
 
+def fallback_folder() -> Path:
+    """The folder that takes the place of a cache folder that cannot be used."""
+    return Path(tempfile.gettempdir()) / f"locant-{os.geteuid()}"
+
+
 def _load(command: list[str]) -> Built:
     """Returns the library that a command builds, from the cache or newly built."""
     start = time.perf_counter()
     origin = _origin(command)
-    name = f"fused-{hashlib.sha256(origin).hexdigest()[:20]}.so"
-    try:
-        folder = _cache()
-        path = folder / name
-        if _is_ours(path, origin):
-            return Built(ctypes.CDLL(str(path)), "built before and loaded", path, shlex.join(command))
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder} cannot be written")
-    except OSError as problem:
-        return _load_uncached(command, name, str(problem), start)
-    library = _compile(command, path)
-    _write_private(_tag_file(path), _tag(library, origin, _key(folder)))
-    return Built(ctypes.CDLL(str(path)), "built and loaded", path, shlex.join(command), time.perf_counter() - start)
+    name, words = f"fused-{hashlib.sha256(origin).hexdigest()[:20]}.so", shlex.join(command)
+    troubles: list[str] = []
+    for place in (cache_folder(), fallback_folder()):
+        try:
+            path = _checked(place) / name
+            if _is_ours(path, origin):
+                return Built(ctypes.CDLL(str(path)), "built before and loaded", path, words, 0.0, "; ".join(troubles))
+            check_writable(path.parent)
+        except OSError as problem:
+            troubles.append(str(problem))
+            continue
+        library = _compile(command, path)
+        _write_private(_tag_file(path), _tag(library, origin, _key(path.parent)))
+        seconds = time.perf_counter() - start
+        return Built(ctypes.CDLL(str(path)), "built and loaded", path, words, seconds, "; ".join(troubles))
+    return _load_uncached(command, name, "; ".join(troubles), start)
 
 
 def _origin(command: list[str]) -> bytes:
@@ -131,11 +143,10 @@ def _load_uncached(command: list[str], name: str, reason: str, start: float) -> 
         path = private_folder(Path(made)) / name
         _compile(command, path)
         why = f"built and loaded, but not cached: {reason}"
-        return Built(ctypes.CDLL(str(path)), why, None, shlex.join(command), time.perf_counter() - start)
+        return Built(ctypes.CDLL(str(path)), why, None, shlex.join(command), time.perf_counter() - start, reason)
 
 
-def _cache() -> Path:
-    folder = cache_folder()
+def _checked(folder: Path | None) -> Path:
     if folder is None:
         raise FileNotFoundError("this user has no home folder; set LOCANT_CACHE to a folder of this user")
     return private_folder(folder)

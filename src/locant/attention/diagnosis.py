@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from locant.attention.build import build, cache_folder
+from locant.attention.build import Built, build, cache_folder
 from locant.attention.choice import choose
 from locant.attention.request import prepare
 from locant.spec import scheme
@@ -54,8 +54,17 @@ def _diagnose_kernel() -> list[Finding]:
     return [
         Finding("fused", True, f"{how} with `{built.command}`: {lanes} lanes, {threads}"),
         Finding("its library", None if built.path else False, str(built.path or built.why)),
-        Finding("cache folder", None, str(cache_folder() or "none")),
+        Finding("cache folder", False if built.trouble else None, _diagnose_cache(built)),
     ]
+
+
+def _diagnose_cache(built: Built) -> str:
+    """The cache folder; if it is not used, why, what happens instead, and what to do."""
+    folder = str(cache_folder() or "none")
+    if not built.trouble:
+        return folder
+    instead = f"{built.path.parent} is used instead" if built.path else "every process builds the kernel again"
+    return f"{folder} is not used: {built.trouble}. {instead}. Mend it, or set LOCANT_CACHE to a folder of your own"
 
 
 def choices() -> dict[str, dict[str, str]]:

@@ -19,6 +19,7 @@ from locant.experiments.run import quiet
 from locant.hf import load
 from locant.hf.sentence_folder import sentence_folder
 from locant.report.adaptation import draw_adaptation
+from locant.runs.new_folder import check_writable
 
 PICTURE = "heads.png"
 """The heads before and after, drawn where matplotlib is installed."""
@@ -32,6 +33,7 @@ def adapt(
     quiet()
     if not text.exists():
         raise FileNotFoundError(f"there is no file or folder {text}")
+    check_writable(out)
     lines = sample.pieces(text)
     source = sentence_folder(model)
     loaded: Any = load(model if source is None else source.transformer)
@@ -66,7 +68,9 @@ def adapt(
                 on_result=on_result,
             )  # fmt: skip
         except KeyboardInterrupt:
-            console.print("stopped; the same command continues from the last checkpoint, if there is one")
+            console.print(
+                "stopped; the same command continues from the last checkpoint, or begins again if there is none"
+            )
             raise SystemExit(130) from None
     _conclude(done, out)
 
@@ -74,7 +78,7 @@ def adapt(
 def _conclude(done: Any, out: Path) -> None:
     """Prints the scores, and where the picture and the model are."""
     console.print(done.fit.summary, highlight=False)
-    for notice in done.fit.notices:
+    for notice in (*done.fit.notices, *done.notices):
         console.print(escape(notice), highlight=False)
     console.print(_table(done))
     if (out / PICTURE).exists():
@@ -83,7 +87,8 @@ def _conclude(done: Any, out: Path) -> None:
 
 
 def _table(done: Any) -> Table:
-    table = Table(title=f"{type(done.model).__name__} with {done.spec}")
+    only = "" if done.trained else ", fitted only"
+    table = Table(title=f"{type(done.model).__name__} with {done.spec}{only}")
     table.add_column("")
     for name in (f"agreement\n({done.measure})", *done.rows[0].scores, "parameters of\nits positions"):
         table.add_column(name, justify="right")

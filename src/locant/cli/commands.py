@@ -80,7 +80,8 @@ def _doctor(parser: Parser) -> None:
 
 def _swap(parser: Parser) -> None:
     parser.argument("model", "Folder or hub name of a Hugging Face model.")
-    parser.argument("spec", "A scheme, such as tisa:kernels=5 or alibi+learned.", type=values.cycle)
+    parser.argument("spec", "A scheme, such as tisa:kernels=5 or alibi+learned; native restores the model's own "
+                    "positions after a swap with --keep-native.", type=values.cycle_or_native)  # fmt: skip
     _folder(parser, "Folder of the new model; it must be new or empty.")
     parser.option("--keep-native", action=BooleanOptionalAction, default=False,
                   help="Add the scheme to the model's own positions instead of replacing them.")  # fmt: skip
@@ -126,7 +127,8 @@ def _adapt(parser: Parser) -> None:
                   help="Prose without labels to learn from: a file or a folder.")  # fmt: skip
     _folder(parser, "Folder of the new model. The same command continues an adaptation that was stopped.")
     parser.option("--budget", default="10min", type=values.budget, metavar="BUDGET",
-                  help="Time or steps of training: 10min, 90s, 500steps.")  # fmt: skip
+                  help="Time or steps of training: 10min, 90s, 500steps. Time includes the fit; measuring comes on "
+                  "top.")  # fmt: skip
     parser.option("--train", default="all", type=values.one_of("all", "scheme"), metavar="WHICH",
                   help="all: every weight; scheme: the parameters of the scheme alone.")  # fmt: skip
     parser.option("--eval", dest="evaluate", action="append", metavar="SCORE",

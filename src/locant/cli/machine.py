@@ -13,6 +13,7 @@ from locant.cli.extras import HF, PLOT
 from locant.cli.schemes import build
 from locant.cli.terminal import MARKS, console
 from locant.report.speed import cost_line, draw_costs, write_costs
+from locant.runs.new_folder import check_writable, undone_on_failure
 from locant.version import __version__
 
 
@@ -22,6 +23,7 @@ def bench(
     """Measures the time of schemes as a ratio to plain attention, prints it, and draws it if there is a file."""
     if out is not None:
         PLOT.check("a picture")
+        check_writable(out)
     built = {spec: build(spec, heads, width, seed=0) for spec in specs}
     console.print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {heads} heads of {width // heads}, fp32"
@@ -32,15 +34,16 @@ def bench(
         rows.append(cost)
     if out is not None:
         out = out if out.suffix else out.with_suffix(".png")
-        draw_costs(rows, out)
-        write_costs(rows, out.with_suffix(".csv"))
+        with undone_on_failure(out, out.with_suffix(".csv")):
+            draw_costs(rows, out)
+            write_costs(rows, out.with_suffix(".csv"))
         console.print(f"picture: {out}\nnumbers: {out.with_suffix('.csv')}", markup=False, highlight=False)
 
 
 def doctor(model: str | None) -> None:
     """Prints which back ends work on this machine and why, and which one is chosen when; or what works for a model."""
     if model is not None:
-        HF.check("a model")
+        HF.check("locant doctor MODEL")
         from locant.cli.models import diagnose_model
 
         diagnose_model(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ from locant.cli.terminal import MARKS, console
 from locant.hf import bare_tables, checkpoint, load, memory, native, swapping
 from locant.hf.layers import other_layers
 from locant.hf.plan import plan_of
-from locant.hf.saving import save_tokenizer
+from locant.hf.saving import in_words, save_tokenizer
 from locant.hf.sentence_folder import sentence_folder
 from locant.hf.support import Layers, support_of
-from locant.hf.word_order import WordOrderWarning
+from locant.hf.word_order import WordOrderWarning, is_native
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
 from locant.report.side_by_side import side_by_side
-from locant.runs import text_source
+from locant.runs import new_folder, text_source
 
 
 def inspect(model: str, text: Path | None, out: Path, compare: str | None, heads: int | None) -> None:
@@ -48,7 +47,8 @@ def inspect(model: str, text: Path | None, out: Path, compare: str | None, heads
         for name, its in zip(names, bare, strict=True)
     ]
     whole = reports[0] if len(reports) == 1 else side_by_side(reports[0], reports[1])
-    write_page(whole, out, csv_folder=tables)
+    with new_folder.undone_on_failure(out, tables):
+        write_page(whole, out, csv_folder=tables)
     for each in reports:
         console.print(f"\n[bold]{escape(each.title)}[/]")
         for sentence in each.verdict:
@@ -74,15 +74,11 @@ def _read(path: Path) -> str:
 
 
 def _check_writable(file: Path, folder: Path) -> None:
-    """Raises a ValueError if a page or the folder of its tables cannot be written. Writes nothing."""
+    """Raises a ValueError or OSError if a page or the folder of its tables cannot be written. Leaves nothing there."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"the tables are written to the folder {folder}, and a file has that name; name another page")
     for path in (file, folder):
-        there = next(x for x in (path, *path.absolute().parents) if x.exists())
-        if there != path and not there.is_dir():
-            raise ValueError(f"{path} cannot be written: {there} is not a folder")
-        if not os.access(there, os.W_OK):
-            raise ValueError(f"{path} cannot be written: no permission to change {there}")
+        new_folder.check_writable(path)
 
 
 def _check_model(name: str) -> None:
@@ -134,36 +130,35 @@ def _label(name: str) -> str:
 
 def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None:
     """Gives a model another position scheme, saves it with its tokenizer, and prints what changed."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not empty; name another folder")
-    source = sentence_folder(model)
-    name = model if source is None else source.transformer
-    loaded = load(name)
-    before = (_own_positions(loaded), loaded.num_parameters(), getattr(loaded.config, "max_position_embeddings", None))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WordOrderWarning)  # printed below, as a command
-        swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
-    loaded.save_pretrained(out)
-    _save_tokenizer(name, loaded, out)
-    if source is not None:
-        source.copy_to(out, loaded)
-    plan: Any = plan_of(loaded)
-    base = loaded.base_model
-    layers = [
-        Layers(each.path, len(each.attentions), other_layers(base, each.path, each.attentions)) for each in plan.stacks
-    ]
-    table = Table(title=f"{type(loaded).__name__}, {'; '.join(map(spell_layers, layers))}")
+    with new_folder.new_folder(out) as folder:
+        source = sentence_folder(model)
+        name = model if source is None else source.transformer
+        loaded = load(name)
+        _check_native(loaded, spec, keep_native=keep_native)
+        before = _summary(loaded)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", WordOrderWarning)  # printed below, as a command
+            swapping.swap(loaded, spec, keep_native=keep_native, impl=impl)
+        with in_words(folder):
+            loaded.save_pretrained(folder)
+            _save_tokenizer(name, loaded, folder)
+        if source is not None:
+            source.copy_to(folder, loaded)
+    plan = plan_of(loaded)
+    after = _summary(loaded)
+    if plan is not None:
+        after["positions"] = f"{before['positions']} + {spec}" if keep_native else spec
+        if not keep_native or plan.replaced:
+            after["maximum length"] = str(plan.max_length() or "none")
+    table = Table(title=_title(loaded, plan))
     for column in ("", "before", "after"):
         table.add_column(column)
-    kept = f"{before[0]} + {spec}" if keep_native else spec
-    table.add_row("positions", escape(before[0]), escape(kept))
-    table.add_row("parameters", f"{before[1]:,}", f"{loaded.num_parameters():,}")
-    native_limit = before[2] if keep_native and not plan.replaced else plan.max_length()
-    table.add_row("maximum length", str(before[2] or "none"), str(native_limit or "none"))
+    for row in before:
+        table.add_row(row, escape(before[row]), escape(after[row]))
     console.print(table)
     if source is not None:
         console.print(f"modules of sentence-transformers: {', '.join(source.kinds)}", markup=False, highlight=False)
-    if plan.unlearned:
+    if plan is not None and plan.unlearned:
         console.print(
             "[yellow]note[/] This model does not know word order: it was trained with other positions, and the swap "
             "taught it nothing about the new ones. Train it before you use it. To keep what the original knows, adapt "
@@ -171,6 +166,36 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
+
+
+def _check_native(model: Any, spec: str, *, keep_native: bool) -> None:
+    """Raises a ValueError where `native` has no meaning: it restores positions that a scheme was added to."""
+    if is_native(spec) and keep_native:
+        raise ValueError("native restores the model's own positions, and --keep-native keeps them; leave out one")
+    if is_native(spec) and plan_of(model) is None:
+        raise ValueError(
+            f"{model.name_or_path} has its own positions already: there is nothing to restore; name a scheme"
+        )
+
+
+def _summary(model: Any) -> dict[str, str]:
+    """The rows of the table that `locant swap` prints, for one model."""
+    length = getattr(model.config, "max_position_embeddings", None)
+    return {
+        "positions": _own_positions(model),
+        "parameters": f"{model.num_parameters():,}",
+        "maximum length": str(length or "none"),
+    }
+
+
+def _title(model: Any, plan: Any) -> str:
+    if plan is None:
+        return type(model).__name__
+    base = model.base_model
+    layers = [
+        Layers(each.path, len(each.attentions), other_layers(base, each.path, each.attentions)) for each in plan.stacks
+    ]
+    return f"{type(model).__name__}, {'; '.join(map(spell_layers, layers))}"
 
 
 def _own_positions(model: Any) -> str:

@@ -13,13 +13,13 @@ from locant.cli.terminal import console
 from locant.experiments.run import quiet
 from locant.papers import NAMES, find_paper, reproduction
 from locant.papers.claim import Claim, Paper
-from locant.papers.cost import spell_time
 from locant.papers.place import Place
 from locant.papers.reproduction import Finding
 from locant.papers.rules import CONFIRMED, CONTRADICTED
 from locant.papers.steps import Step
 from locant.report.papers import write_paper_page
 from locant.report.papers.effect import interval
+from locant.runs.budget import spell_time
 
 COLOURS = {CONFIRMED: "green", CONTRADICTED: "red"}
 
@@ -37,16 +37,19 @@ def reproduce(
         return
     for each, claims in chosen:  # before anything takes time
         reproduction.check_data(claims, each.sizes[preset], data)
+    planned = []
+    for each, claims in chosen:  # a reproduction that is refused writes nothing
+        at = Place(out / each.name if paper == "all" else out, out, data, each.sizes[preset])
+        planned.append(reproduction.plan(claims, at))
+        reproduction.check_machine(planned[-1], at, long=long)
     places = [
         (each, claims, reproduction.begin(each, preset, out / each.name if paper == "all" else out, data, out))
         for each, claims in chosen
     ]
-    for each, claims, at in places:
-        planned = reproduction.plan(claims, at)
-        reproduction.check_machine(planned, at, long=long)
+    for (each, claims, _), needed in zip(places, planned, strict=True):
         console.print(
-            f"{each.name}, preset {preset}: {len(claims)} claims, {len(planned.left)} of {len(planned.steps)} steps to "
-            f"do, about {spell_time(planned.seconds)} (by a formula)", markup=False, highlight=False,
+            f"{each.name}, preset {preset}: {len(claims)} claims, {len(needed.left)} of {len(needed.steps)} steps to "
+            f"do, about {spell_time(needed.seconds)} (by a formula)", markup=False, highlight=False,
         )  # fmt: skip
     quiet()
     for each, claims, at in places:

@@ -14,6 +14,7 @@ from locant.analysis import properties
 from locant.analysis.curve import curves
 from locant.cli.terminal import MARKS, console
 from locant.report.curve import draw_curves, plot_curve, write_curves
+from locant.runs.new_folder import undone_on_failure
 from locant.schemes import SCHEMES, Scheme
 from locant.schemes.base import DIMS
 from locant.spec import scheme
@@ -79,9 +80,10 @@ def curve(specs: list[str], out: Path, reach: int, heads: int, width: int, seed:
     if not found:
         return
     out = out if out.suffix else out.with_suffix(".png")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draw_curves(found, out)
-    write_curves(found, out.with_suffix(".csv"))
+    with undone_on_failure(out, out.with_suffix(".csv")):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draw_curves(found, out)
+        write_curves(found, out.with_suffix(".csv"))
     for line in found:
         console.print(f"{line.spec}: {line.what}", markup=False, highlight=False)
         console.print(plot_curve(line, width=min(console.width, 76)), highlight=False, markup=False)

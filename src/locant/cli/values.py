@@ -104,6 +104,12 @@ def cycle(text: str) -> str:
 
 
 @_checked
+def cycle_or_native(text: str) -> str:
+    """A scheme for all layers, a cycle over them, or the word native."""
+    return text if text.strip() == "native" else cycle(text)
+
+
+@_checked
 def arm(text: str) -> str:
     """An arm of a comparison: a scheme or cycle, native, or native+SCHEME."""
     _check_arm(text)

@@ -111,7 +111,7 @@ def begin(
     budget = budget or Budget(steps=sizes.steps)
     work = Work(wanted.name, model or wanted.shape, data, sizes, budget.steps or TIMED_STEPS, budget.seconds)
     run_folder.check(out, FILE, DATA)
-    with run_folder.held(out, wait=True):
+    with run_folder.held(out, wait=True, resumes=(out / FILE).exists):
         if (out / FILE).exists():
             return _extend(out, Comparison(work, tuple(schemes), tuple(seeds), ""), check, baseline=baseline)
         quiet()

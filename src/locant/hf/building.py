@@ -66,8 +66,14 @@ def in_words(name: str | Path) -> Iterator[None]:
     """Turns what a damaged folder can raise into a ValueError that names the folder."""
     try:
         yield
-    except (OSError, ImportError, NotImplementedError):
+    except (ImportError, NotImplementedError):
         raise
+    except OSError as problem:
+        if problem.errno is None or problem.filename is not None:  # of transformers, or with the name of a file
+            raise
+        raise ValueError(
+            f"{name} cannot be opened: {problem}. Its weights may be incomplete; copy or download them again"
+        ) from problem
     except ValueError as problem:
         if str(name) in str(problem):
             raise

@@ -52,6 +52,11 @@ def is_path(name: str) -> bool:
     return Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
+def hub_name(name: str | None) -> str | None:
+    """Returns a name if it is one of the hub; None for a path, for a folder that is there, and for no name."""
+    return None if not name or is_path(name) or Path(name).exists() else name
+
+
 def check_name(name: str | Path, subfolder: str = "") -> None:
     """Raises ValueError if `name` is a path and there is no folder. Only a name such as "owner/model" goes to the hub.
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from locant.runs import text_source
+from locant.runs.new_folder import undone_on_failure
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -139,8 +140,9 @@ def load_tokenizer(path: Path) -> Any:
 def main(model: str, tokenizer: str, out: str) -> None:
     """Writes a folder that transformers and locant open."""
     made, words = load(model, tokenizer)
-    made.save_pretrained(out)
-    words.save_pretrained(out)
+    with undone_on_failure(Path(out)):
+        made.save_pretrained(out)
+        words.save_pretrained(out)
     print(f"written: {out}")
 
 

@@ -22,17 +22,12 @@ from locant.hf.plan import Plan, plan_of
 from locant.hf.plan_check import check_fits, check_plan
 from locant.hf.saving import SIZES, save_pretrained
 from locant.hf.seam import configs
+from locant.transformers_config import LocantConfig
 
 OTHER_FILES = {"variant", "gguf_file", "use_safetensors", "state_dict"}
 """Arguments of from_pretrained with which the weights are not those of model.safetensors."""
 SCHEME = re.compile(rf"(^|\.)({interface.NAME}|{interface.EMBED}|scheme)\.")
 """In the name of a weight: it belongs to a scheme of an attention, or of the token embeddings."""
-
-
-class LocantConfig(PreTrainedConfig):
-    """The config that AutoConfig makes of our folder: enough for the Auto classes to call `load`."""
-
-    model_type = "locant"
 
 
 def register() -> None:

@@ -3,18 +3,22 @@
 `save_pretrained` writes the folder that transformers writes, safetensors and all, with one difference: config.json has
 `"model_type": "locant"`, the model's own config inside its entry `locant`, and a sentence where transformers expects
 sizes. Without locant no class of transformers can open the folder by mistake and silently build a model with the wrong
-positions. `loading` opens it.
+positions: the error states in words that locant is needed. `loading` opens it.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from locant.hf.checkpoint import hub_name
 from locant.hf.facts import maximum_length
 from locant.hf.layers import other_layers
 from locant.hf.plan import ANY_LENGTH, Plan, plan_of
@@ -22,16 +26,35 @@ from locant.hf.word_order import CARD
 from locant.runs import files
 from locant.version import __version__
 
-POISON = "this model was changed by locant; open it with locant.load"
+NEEDS = (
+    "This model was changed by locant and needs that package: run `pip install 'locant[hf]'`, then open it with "
+    "locant.load, or import locant before transformers opens it."
+)
+"""What transformers prints where it would name a repository with code. It does not know our models without locant."""
+POISON = "this model was changed by locant (pip install locant); open it with locant.load"
 """Stands where sizes are expected."""
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
+
+
+@contextmanager
+def in_words(folder: str | Path) -> Iterator[None]:
+    """Turns the errors of a full disk into an OSError that names the folder. Safetensors has a class of its own."""
+    try:
+        yield
+    except SafetensorError as problem:
+        raise OSError(f"{folder} could not be written: {problem}") from problem
+    except OSError as problem:
+        if str(folder) in str(problem):
+            raise
+        raise OSError(f"{folder} could not be written: {problem}") from problem
 
 
 def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
     """Replaces `save_pretrained` of a swapped model."""
     if kwargs.get("push_to_hub"):
         raise ValueError("save a swapped model first, then push it: model.push_to_hub(name)")
-    type(self).save_pretrained(self, save_directory, *args, **kwargs)
+    with in_words(save_directory):
+        type(self).save_pretrained(self, save_directory, *args, **kwargs)
     plan, folder = plan_of(self), Path(save_directory)
     if plan is None or not kwargs.get("is_main_process", True):
         return
@@ -45,6 +68,8 @@ def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: An
         "architectures": config.get("architectures"),
         "transformers_version": config.get("transformers_version"),
         "locant_version": __version__,
+        # "REPOSITORY--file.Class": there is no such repository, and no code. The error names what stands for it.
+        "auto_map": {"AutoConfig": f"{NEEDS}--locant.LocantConfig"},
         **dict.fromkeys(SIZES, POISON),
         # Not as "model_type": transformers would look for its own config in here.
         "locant": {"family": config.pop("model_type"), **config},
@@ -53,6 +78,22 @@ def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: An
     card = folder / "README.md"
     if not card.exists() or "tags: [locant" in card.read_text(encoding="utf-8"):
         files.write(card, model_card(self, plan))
+
+
+OPENING = """    pip install 'locant[hf]'
+
+```python
+import locant  # before transformers opens the folder
+
+model = locant.load("PATH")  # or AutoModel.from_pretrained("PATH"), pipeline(…, "PATH")
+```
+"""
+"""The end of a model card."""
+
+
+def base_model(name: str | None) -> str:
+    """Returns the line of a model card that names the original; nothing for a local folder, which the hub has not."""
+    return "" if name is None else f"\nbase_model: {name}"
 
 
 def save_tokenizer(tokenizer: Any, model: PreTrainedModel, folder: Path) -> None:
@@ -74,12 +115,13 @@ def model_card(model: PreTrainedModel, plan: Plan) -> str:
     parameters = sum(parameter.numel() for scheme in plan.schemes() for parameter in scheme.parameters())
     specs = {str(scheme) for stack in plan.stacks for scheme in stack.schemes}
     spec = "+".join([*specs, *embeds]) if len(specs) == 1 else "SPEC"
-    warning = CARD.format(model=model.name_or_path, spec=spec) if plan.unlearned else ""
+    original = hub_name(model.name_or_path)
+    warning = CARD.format(model=original or "MODEL", spec=spec) if plan.unlearned else ""
     others = sum(other_layers(model.base_model, stack.path, stack.attentions) for stack in plan.stacks)
     own = "kept, with the following added" if plan.keep_native else "replaced by the following"
     return f"""---
-library_name: transformers
-tags: [locant, position-embeddings]
+library_name: locant
+tags: [locant, position-embeddings]{base_model(original)}
 ---
 
 # {type(model).__name__} with other positions
@@ -95,9 +137,4 @@ Added to the token embeddings: {", ".join(f"`{text}`" for text in embeds) or "no
 Layers without attention, which are unchanged: {others}.
 Parameters of the schemes: {parameters:,}. Maximum length: {before} before, {after or "none"} now.
 {warning}
-```python
-import locant
-
-model = locant.load("PATH")
-```
-"""
+{OPENING}"""

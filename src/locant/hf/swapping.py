@@ -17,6 +17,7 @@ from locant.hf.attaching import attach, detach, own_config
 from locant.hf.family import Family
 from locant.hf.family_record import to_json
 from locant.hf.finding import family_of
+from locant.hf.finite import check_finite
 from locant.hf.modes import evaluating
 from locant.hf.plan import Attention, Plan, StackPlan, plan_of
 from locant.hf.probing import find_attentions, probe_through_seam
@@ -47,6 +48,9 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
     A swap does not train the scheme. A model that was trained with other positions then no longer knows word order, and
     `swap` issues a `locant.hf.WordOrderWarning`. `locant.fit` and `locant.adapt` keep word order.
     """
+    check_model(model)
+    if not is_native(spec):
+        check_finite(model)  # the probe could not tell such weights from positions without effect
     lost = loses_word_order(model, spec, keep_native=keep_native)
     exchange(model, spec, impl=impl, keep_native=keep_native, unlearned=lost)
     if lost:

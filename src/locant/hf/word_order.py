@@ -47,3 +47,4 @@ positions, and the scheme above was neither fitted nor trained. To keep what the
 
     locant adapt {model} {spec} --text TEXT -o FOLDER
 """
+"""Part of a model card. `model` is the hub name of the original, or a word in its place: a card has no local paths."""

@@ -79,10 +79,3 @@ def machine_speed() -> float:
         return EFFICIENCY * count * 2 * 512**3 / (time.process_time() - start)
     finally:
         torch.set_num_threads(threads)
-
-
-def spell_time(seconds: float) -> str:
-    """Returns a duration with one unit: 40 s, 12 min, 3.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

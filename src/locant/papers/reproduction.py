@@ -18,11 +18,13 @@ from typing import Any
 from locant.experiments.statistics import Estimate
 from locant.experiments.workers import cores
 from locant.papers.claim import Claim, Measured, Paper, Part, Table
-from locant.papers.cost import GPU, machine_speed, spell_time
+from locant.papers.cost import GPU, machine_speed
 from locant.papers.place import FINDINGS, STEPS, Place
 from locant.papers.sources import check_sources, check_texts, name_of_source
 from locant.papers.steps import Step, unique
 from locant.runs import files, machine_memory, run_folder
+from locant.runs.budget import spell_time
+from locant.runs.new_folder import undone_on_failure
 from locant.runs.untrusted import shortened
 from locant.version import __version__
 
@@ -81,7 +83,8 @@ def begin(paper: Paper, preset: str, out: Path, data: Path | None, work: Path | 
         if differing:
             raise ValueError(f"{out} holds another reproduction ({'; '.join(differing)}); name a new folder")
     else:
-        files.write_json(out / FILE, wanted)
+        with undone_on_failure(out):
+            files.write_json(out / FILE, wanted)
     return Place(out, work or out, data, size)
 
 

@@ -33,3 +33,10 @@ class Budget:
         if not amount.is_integer():
             raise ValueError(f"a budget in steps must be a whole number, as in '2000steps'; got {text!r}")
         return cls(steps=int(amount))
+
+
+def spell_time(seconds: float) -> str:
+    """Returns a duration with one unit: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from locant.runs import files
+from locant.runs.new_folder import Undo
 from locant.runs.untrusted import shortened
 
-METRICS, DONE, FAILED, WHOLE, KEPT = "metrics.jsonl", "DONE", "FAILED", "WHOLE", "kept"
+METRICS, DONE, FAILED, WHOLE, KEPT, LOCK = "metrics.jsonl", "DONE", "FAILED", "WHOLE", "kept", ".lock"
 NUMBER = (int, float)
 ENTRIES: dict[str, dict[str, Any]] = {
     "step": {"step": int, "seconds": NUMBER},
@@ -116,17 +117,45 @@ class Busy(RuntimeError):
 
 
 @contextmanager
-def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Holds the lock of a folder. The operating system releases it when the process ends, even when killed."""
+def held(folder: Path, *, wait: bool = False, resumes: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Holds the lock of a folder. The operating system releases it when the process ends, even when killed.
+
+    If the block raises and `resumes` says that there is nothing to continue, what the block wrote is deleted.
+    """
+    undo = Undo(folder)
+    try:
+        lock = _acquire(folder, wait=wait)
+    except OSError:
+        undo.delete()
+        raise
+    try:
+        undo.look()
+        yield
+    except BaseException:
+        if not resumes():
+            undo.delete()
+            if [path.name for path in folder.iterdir()] == [LOCK]:
+                # While it is held: a process that waits for it finds that the file is gone, and makes a new one.
+                (folder / LOCK).unlink()
+                undo.delete()
+        raise
+    finally:
+        lock.release()
+
+
+def _acquire(folder: Path, *, wait: bool) -> Any:
+    """Returns the lock of a folder, held. A process that failed may have deleted the file or the folder meanwhile."""
     from filelock import FileLock, Timeout
 
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=-1 if wait else 0)
-    except Timeout:
-        raise Busy(f"another process is working in {folder}") from None
-    try:
-        yield
-    finally:
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK)
+        try:
+            lock.acquire(timeout=-1 if wait else 0)
+        except Timeout:
+            raise Busy(f"another process is working in {folder}") from None
+        except FileNotFoundError:
+            continue
+        if (folder / LOCK).exists():
+            return lock
         lock.release()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from locant.papers import reproduction
 from locant.papers.claim import Claim, Measured, Paper
-from locant.papers.cost import spell_time
 from locant.papers.place import Place
 from locant.papers.reproduction import NOT_RUN, Finding
 from locant.papers.rules import VERDICTS
@@ -19,6 +18,7 @@ from locant.report.page import Report, Section, write_page
 from locant.report.papers.effect import interval
 from locant.report.papers.summary import markdown
 from locant.runs import files
+from locant.runs.budget import spell_time
 from locant.version import __version__
 
 PAGE, SUMMARY, CSV = "report.html", "claims.md", "csv"
