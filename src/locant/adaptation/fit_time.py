@@ -44,7 +44,7 @@ def affordable(
         spent = time.perf_counter() - start
     for parameter in parameters:
         parameter.grad = None
-    return seconds / (EVALUATIONS * iterations * spent)
+    return seconds / (EVALUATIONS * iterations * max(spent, 1e-9))
 
 
 def fewer(share: float, cache: LayerCache, goals: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
