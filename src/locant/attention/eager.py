@@ -6,7 +6,8 @@
     out_i    = Σ_j w_ij · (v_j + u_r)
 
 In float64 it defines the correct result; other back ends are compared with it. It computes slices of the queries one
-after another, so only a bounded part of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward.
+after another, so only a bounded part of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward. A compiled
+graph that serves several lengths computes all queries at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant.attention.request import Request
+from locant.attention.sizes import always
 from locant.attention.tables import transforming
 
 CHUNK = 2**24
@@ -32,8 +34,10 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
     q, k, v = in_full(request)
     rotated = _rotated(request, q, k)
     slices = list(_slices(request))
-    # Transforms of torch.func do not allow the hooks of `checkpoint`: under them every slice is stored.
-    recompute = len(slices) > 1 and torch.is_grad_enabled() and (torch.compiler.is_compiling() or not transforming())
+    # Transforms of torch.func do not allow the hooks of `checkpoint`: under them every slice is stored. The compiler
+    # decides itself what to compute again.
+    traced = torch.compiler.is_compiling()
+    recompute = len(slices) > 1 and torch.is_grad_enabled() and not traced and not transforming()
     if recompute:
         # The backward pass recomputes each slice: storing all of them would take the memory of the whole tensor. It
         # must find the same inputs: masks and positions are copied here, and a change of any other raises an error.
@@ -198,5 +202,8 @@ def _slices(request: Request) -> Iterator[slice]:
     by_pair = any(table.ndim == 3 for table in terms.tables().values()) and request.offsets.inverse is not None
     vectors = by_pair or terms.pair is not None or (terms.gain is not None and terms.gain.ndim == 3)
     per_row = b * h * request.k.shape[2] * (d if vectors else 1)
+    if torch.compiler.is_compiling() and not always(lq * per_row > CHUNK):
+        yield slice(None)  # a loop over a symbolic number of rows would make a graph for every length
+        return
     step = max(1, CHUNK // per_row)
     yield from (slice(start, min(start + step, lq)) for start in range(0, lq, step))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from locant.attention.offsets import Offsets, find_offsets
+from locant.attention.sizes import always, same
 from locant.attention.tables import tables
 from locant.schemes.base import Scheme
 from locant.schemes.nope import Nope
@@ -110,7 +111,7 @@ def prepare(
     _check_tensors(q, k, v)
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {causal!r}")
-    if scale is not None and (not isinstance(scale, (int, float)) or not math.isfinite(scale)):
+    if scale is not None and (not isinstance(scale, (int, float)) or not abs(scale) < math.inf):
         raise TypeError(f"scale must be a finite number, got {scale!r}; multiply q by a scale that is learned")
     softcap = _softcap(softcap)
     if not 0.0 <= dropout < 1.0:
@@ -136,7 +137,7 @@ def prepare(
 
 
 def _decoding(lq: int, lk: int) -> bool:
-    return lq <= DECODING_QUERIES and lq < lk
+    return always(lq < lk) and always(lq <= DECODING_QUERIES)
 
 
 def _softcap(softcap: float | None) -> float | None:
@@ -189,7 +190,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q and k must have one head size; {shapes()}")
     if k.shape[1] and q.shape[1] % k.shape[1]:
         raise ValueError(f"the query heads must be a multiple of the key/value heads; {shapes()}")
-    if 0 in (k.shape[1], q.shape[1], q.shape[3]):
+    if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[3] == 0:  # `in` does not work on symbolic sizes
         raise ValueError(f"there must be at least one head, of at least one dimension; {shapes()}")
     if k.shape[2] == 0:
         raise ValueError(f"there are no keys to attend to; {shapes()}")
@@ -254,7 +255,7 @@ def _check_terms(terms: Terms, scheme: Scheme, q: Tensor, v: Tensor, n: int) -> 
         size = v.shape[3] if name == "value" else d
         if table.ndim < 2 or table.shape[1] != n:
             raise ValueError(f"{scheme}: {name} must have a column for each of the {n} offsets, got {_shape(table)}")
-        if table.shape[0] != 1 and table.shape[0] != h:  # `in` does not work on symbolic sizes
+        if table.shape[0] != 1 and table.shape[0] != h:
             raise ValueError(f"{scheme}: {name} must be for 1 head (shared) or {h}, got {_shape(table)}")
         vector = name in ("query", "key", "value") or (name == "gain" and table.ndim == 3)
         if table.ndim != (3 if vector else 2):
@@ -274,7 +275,11 @@ def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
     if mask is None:
         return None
     b, h, lq, _ = q.shape
-    expected = f"[{b}, {lk}] (keys that exist), [{lq}, {lk}], or 4-D and broadcast to [{b}, {h}, {lq}, {lk}]"
+
+    def wrong(mask: Tensor) -> ValueError:  # a function, because sizes are symbols while torch.compile traces
+        expected = f"[{b}, {lk}] (keys that exist), [{lq}, {lk}], or 4-D and broadcast to [{b}, {h}, {lq}, {lk}]"
+        return ValueError(f"mask must be {expected}; got {list(mask.shape)}")
+
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(
@@ -284,18 +289,22 @@ def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
     if mask.device != q.device:
         raise ValueError(f"mask must be on the device of q, {q.device}; got {mask.device}")
     if mask.ndim == 2:
-        per_key = mask.shape in ((b, lk), (1, lk))
-        per_query = mask.shape in ((lq, lk), (1, lk))
-        if per_key and per_query and mask.shape[0] > 1:
+        rows = mask.shape[0]
+        per_key = mask.shape[1] == lk and (rows == b or rows == 1)
+        per_query = mask.shape[1] == lk and (rows == 1 or (same(rows, lq) if per_key else rows == lq))
+        if per_key and per_query and rows > 1:
             raise ValueError(
                 f"a mask of shape {_shape(mask)} could be [batch, keys] or [queries, keys], as both are {b}; "
                 f"write mask[:, None, None, :] or mask[None, None]"
             )
         if not (per_key or per_query):
-            raise ValueError(f"mask must be {expected}; got {_shape(mask)}")
+            raise wrong(mask)
         mask = mask[:, None, None, :] if per_key else mask[None, None]
-    if mask.ndim != 4 or any(got not in (1, full) for got, full in zip(mask.shape, (b, h, lq, lk), strict=True)):
-        raise ValueError(f"mask must be {expected}; got {_shape(mask)}")
+    if mask.ndim != 4:
+        raise wrong(mask)
+    for size, full in zip(mask.shape, (b, h, lq, lk), strict=True):
+        if size != full and size != 1:
+            raise wrong(mask)
     return mask.expand(-1, -1, -1, lk)
 
 

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from locant.attention.eager import added_logits, in_full
 from locant.attention.request import Request
+from locant.attention.sizes import decided, same
 from locant.schemes.base import readable
 
 ROWS = 2**22
@@ -48,8 +49,8 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     # The kernel's own causal mask counts from the first key: right only where query i and key i are the same token.
     # It multiplies −∞ by the scale: NaN unless the scale is above 0.
-    by_index = request.causal and request.consecutive and lq == lk and request.mask is None and added is None
-    by_index = by_index and request.scale > 0
+    by_index = request.causal and request.consecutive and same(lq, lk) and request.mask is None and added is None
+    by_index = decided(by_index and request.scale > 0)
     visible = None if by_index else request.visible()
     nothing = None
     if visible is not None:
@@ -140,7 +141,7 @@ def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
         dropout_p=request.dropout,
         is_causal=causal,
         scale=request.scale,
-        enable_gqa=True if k.shape[1] != q.shape[1] else False,  # noqa: SIM210 - a bool, also of symbolic sizes
+        enable_gqa=decided(k.shape[1] != q.shape[1]),
     )
 
 
@@ -149,9 +150,10 @@ def _band(request: Request) -> Tensor | None:
     bias = request.terms.bias
     if bias is None or request.terms.used() != ("bias",):
         return None
-    trained = bias.requires_grad and torch.is_grad_enabled()
-    if trained and (request.dropout or torch.compiler.is_compiling()):
-        return None  # the gradient would need the dropped weights; loops over a symbolic length do not compile
+    if torch.compiler.is_compiling():
+        return None  # `unfold` would fix the length of the graph, and loops over a symbolic length do not compile
+    if request.dropout and bias.requires_grad and torch.is_grad_enabled():
+        return None  # the gradient would need the dropped weights
     if not request.consecutive and not _in_step(request):
         return None
     lq, lk = request.q.shape[2], request.k.shape[2]
