@@ -15,8 +15,9 @@ Back ends:
     2. `sdpa` where positions cost it little (`cheap_for_sdpa`): `sdpa` supports the call, the call has no terms or a
        bias alone, and one of these holds, tested in this order:
          - decoding (`Request.decoding`);
-         - a bias, one sequence on a CPU: consecutive positions, no mask, not causal, gradients disabled, not compiled;
-         - no terms, no mask, and not causal, or causal with consecutive positions and as many queries as keys.
+         - a bias, one sequence on a CPU: consecutive positions, unlimited (no mask, no additive mask, no window), not
+           causal, gradients disabled, not compiled;
+         - no terms, unlimited, and not causal, or causal with consecutive positions and as many queries as keys.
     3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
        CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
        program then has torch's own operators alone, and runs without locant.
@@ -31,6 +32,7 @@ What a back end does not support (`eager` supports everything):
 
                                                                         fused   sdpa   flex
     need_weights=True                                                     ×       ×      ×
+    an additive mask                                                      ×              ×
     a transform of torch.func, forward-mode differentiation               ×       ×      ×
     a logit that is not a function of the offset alone (pair)             ×              ×
     a scalar gain                                                                 ×
@@ -97,7 +99,8 @@ def _choose_automatically(request: Request) -> Backend:
 
 def _too_large_for_sdpa(request: Request) -> bool:
     """Whether visible logits may be so large that the backward pass of torch's kernel loses their differences."""
-    return request.scheme.grows and not request.causal
+    highest = request.limits[1]
+    return request.scheme.grows and (highest is None or highest > 0)
 
 
 def cheap_for_sdpa(request: Request) -> bool:
@@ -113,9 +116,9 @@ def cheap_for_sdpa(request: Request) -> bool:
         return True
     if has_bias and request.q.shape[0] == 1 and request.consecutive and request.q.device.type == "cpu":
         traced = torch.compiler.is_compiling()  # a view with these strides would fix the length of the graph
-        return not traced and not request.causal and request.mask is None and not torch.is_grad_enabled()
+        return not traced and not request.causal and not request.limited and not torch.is_grad_enabled()
     square = request.consecutive and same(request.q.shape[2], request.k.shape[2])
-    return not has_bias and request.mask is None and (not request.causal or square)
+    return not has_bias and not request.limited and (not request.causal or square)
 
 
 def fused_unsupported(request: Request) -> str | None:
@@ -130,6 +133,8 @@ def fused_unsupported(request: Request) -> str | None:
         return f"it computes in float32, and {request.scheme} needs float64 at these positions"
     if request.terms.pair is not None:
         return f"{request.scheme} has a logit that is not a function of the offset alone (pair)"
+    if request.additive is not None:
+        return NO_ADDITIVE
     if request.need_weights:
         return NO_WEIGHTS
     if request.offsets.inverse is not None:
@@ -164,6 +169,8 @@ def flex_unsupported(request: Request) -> str | None:
         return f"{request.scheme} uses a vector gain, which a score_mod cannot express"
     if (terms.query is not None or terms.key is not None) and request.scheme.reach is None:
         return f"{request.scheme} has query or key vectors without a reach: it would need a product for every pair"
+    if request.additive is not None:
+        return NO_ADDITIVE
     if request.need_weights:
         return NO_WEIGHTS
     if _transformed():
@@ -189,6 +196,7 @@ def eager_unsupported(request: Request) -> None:
 
 
 NO_WEIGHTS = "it does not return weights (need_weights=True)"
+NO_ADDITIVE = "it adds no numbers of every pair to the logits (additive_mask)"
 NO_TRANSFORMS = "it has no rule for torch.func and forward-mode derivatives"
 
 BACKENDS: dict[str, Backend] = {

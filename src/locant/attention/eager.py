@@ -2,6 +2,7 @@
 
     logit_ij = scale · ( (R_i q_i)ᵀ G_r (R_j k_j)  +  q_i·a_r  +  k_j·c_r )  +  b_r  +  pair_ij
     logit_ij → cap · tanh(logit_ij / cap)                                                    with a softcap
+    logit_ij → logit_ij + additive_ij                                                        with an additive mask
     w_ij     = exp(logit_ij) / ( exp(sink) + Σ_j exp(logit_ij) )                             exp(sink) = 0 without sinks
     out_i    = Σ_j w_ij · (v_j + u_r)
 
@@ -44,14 +45,14 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
         mask = None if request.mask is None else request.mask.clone()
         request = replace(request, mask=mask, positions=(request.q_pos.clone(), request.k_pos.clone()))
         tensors = [q, k, v, *rotated, *request.terms.tables().values(), *request.scheme.parameters()]
-        tensors += [] if request.sinks is None else [request.sinks]
+        tensors += [x for x in (request.sinks, request.additive) if x is not None]
         versions = [(tensor, tensor._version) for tensor in tensors]
     outs, weights = [], []
     for rows in slices:
         if recompute:
             out, weight = checkpoint(_attend_unchanged, versions, request, rows, q, k, v, *rotated, use_reentrant=False)
         else:
-            out, weight = _attend_rows(request, rows, q, k, v, *rotated)
+            out, weight = attend_rows(request, rows, q, k, v, *rotated)
         outs.append(out)
         if request.need_weights:
             weights.append(weight)
@@ -62,10 +63,10 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
 def _attend_unchanged(versions: list[tuple[Tensor, int]], *args: Any) -> tuple[Tensor, Tensor]:
     if any(tensor._version != version for tensor, version in versions):
         raise RuntimeError(
-            "q, k, v, the sinks or a parameter of the scheme was changed in place between the forward and the backward "
-            "pass; change it after the backward pass, or pass a copy"
+            "q, k, v, the sinks, the additive mask or a parameter of the scheme was changed in place between the "
+            "forward and the backward pass; change it after the backward pass, or pass a copy"
         )
-    return _attend_rows(*args)
+    return attend_rows(*args)
 
 
 def logits(request: Request) -> Tensor:
@@ -89,10 +90,17 @@ def _rotated(request: Request, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return rotated_q.to(dtype), rotated_k.to(dtype)
 
 
-def _attend_rows(
-    request: Request, rows: slice, q: Tensor, k: Tensor, v: Tensor, rotated_q: Tensor, rotated_k: Tensor
-) -> tuple[Tensor, Tensor]:
+def attend_rows(
+    request: Request, rows: slice, q: Tensor, k: Tensor, v: Tensor, rotated_q: Tensor, rotated_k: Tensor,
+    kept: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The output and the weights of some queries. Tensors are wide, with all heads, as `in_full` returns them.
+
+    `kept` are the factors of dropout, [B, H, rows, Lk], in place of random ones.
+    """
     logit = _logits(request, rows, q, k, rotated_q, rotated_k)
+    added = request.added(rows)
+    logit = logit if added is None else logit + added
     visible = request.visible(rows)
     if visible is not None:
         logit = logit.masked_fill(~visible, -torch.inf)
@@ -100,6 +108,7 @@ def _attend_rows(
     nothing = (logit == -torch.inf).all(-1, keepdim=True)
     weight = softmax(request, logit.masked_fill(nothing, 0.0)).masked_fill(nothing, 0.0)
     weight = F.dropout(weight, request.dropout) if request.dropout else weight
+    weight = weight if kept is None else weight * kept
     out = weight @ v.to(weight.dtype)
     if request.terms.value is not None:
         # Σ_j p_ij u_r: first sum the weights of each offset, then one product with the table.
