@@ -366,4 +366,4 @@ def _for_pairs(name: str, x: Tensor, q: Tensor, lk: int) -> Tensor:
 
 
 def _shape(x: Tensor) -> str:
-    return str(list(x.shape))
+    return f"{list(x.shape)}"  # torch.compile does not trace str()
