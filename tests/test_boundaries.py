@@ -53,6 +53,7 @@ OPTIONAL = {
     "sklearn": "extra",
     "tokenizers": "extra",
     "torchmetrics": "extra",
+    "torch.fx.experimental.symbolic_shapes": "imports sympy, half a second; loaded whenever something traces",
     "transformers": "extra",
     "torch.nn.attention.flex_attention": "start-up time: it imports torch's compiler",
 }

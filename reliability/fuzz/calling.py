@@ -34,7 +34,8 @@ def call(case: Case, inputs: Inputs) -> list[Results]:
 def how(case: Case, inputs: Inputs) -> dict[str, Any]:
     """The keyword arguments of the call."""
     return {
-        "q_pos": inputs.q_pos, "k_pos": inputs.k_pos, "mask": inputs.mask, "causal": case.causal, "scale": case.scale,
+        "q_pos": inputs.q_pos, "k_pos": inputs.k_pos, "mask": inputs.mask, "additive_mask": inputs.additive,
+        "causal": case.causal, "window": case.window, "scale": case.scale,
         "softcap": case.softcap, "sinks": inputs.sinks, "dropout": case.dropout, "impl": case.impl,
     }  # fmt: skip
 

@@ -34,7 +34,9 @@ class Case:
     given: str = "both"  # which positions are passed
     pos_shape: str = "L"
     pos_dtype: str = "int64"
+    additive: str = "none"  # the shape of the additive mask: four letters, as `mask`
     causal: bool = False
+    window: tuple[int | None, int | None] | None = None
     scale: float | None = None
     softcap: float | None = None
     sinks: str = "none"  # names of `reliability.fuzz.inputs.SINKS`

@@ -173,6 +173,7 @@ def expected_results(
         visible=given.visible,
         scale=usual if case.scale is None else case.scale,
         softcap=case.softcap,
+        additive=None if given.additive is None else given.additive.to(a.dtype),
         sinks=sinks,
         keep=None if keep is None else keep.to(a.dtype),
     )

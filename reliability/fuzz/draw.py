@@ -131,7 +131,15 @@ def _options(rng: Random, case: Case) -> dict[str, object]:
         "sinks": rng.choice(list(SINKS)) if rng.random() < 0.2 else "none",
         "size": rng.choice([1.0, 1.0, 1.0, 0.2, 3.0]),
         "slices": rng.random() < RARE,
+        "window": _window(rng) if rng.random() < 0.2 else None,
+        "additive": rng.choice(["BHQK", "11QK", "B11K", "1H1K"]) if rng.random() < 0.1 else "none",
     }
+
+
+def _window(rng: Random) -> tuple[int | None, int | None]:
+    """Narrow, wide, or open on a side."""
+    left, right = (rng.choice([None, 0, 1, 3, 20, 127, 128, 200]) for _ in range(2))
+    return left, right
 
 
 def _context(rng: Random, case: Case) -> dict[str, object]:
@@ -150,6 +158,8 @@ def _consistent(case: Case) -> Case:
         case = replace(case, context="plain")
     if case.sinks == "none":
         case = replace(case, wanted=case.wanted.replace("s", ""))
+    if case.context == "vmap":  # which would need a rule for every shape
+        case = replace(case, additive="none")
     if case.context in ("vmap", "vjp", "jvp"):
         trained = "p" if "p" in case.wanted else ""  # parameters that require gradients, as those of a model do
         case = replace(case, wanted=trained, dropout=0.0, before="nothing")

@@ -253,6 +253,17 @@ def _passed_mask(mask: Tensor, case: Case) -> Tensor:
     return mask[0, 0] if case.mask == "QK" else mask
 
 
+def _additive(case: Case) -> Tensor | None:
+    """Numbers to add to the logits, some of them −∞."""
+    if case.additive == "none":
+        return None
+    g = torch.Generator().manual_seed(case.data + 4)
+    sizes = {"B": case.b, "H": case.h, "Q": case.lq, "K": case.lk, "1": 1}
+    shape = tuple(sizes[dim] for dim in case.additive)
+    hidden = torch.rand(shape, generator=g) < 0.15
+    return torch.randn(shape, generator=g).masked_fill(hidden, -torch.inf).to(case.torch_dtype)
+
+
 # ------------------------------------------------------------------------------------------------- sinks
 
 SINKS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
@@ -280,6 +291,7 @@ class Inputs:
     q_pos: Tensor | None
     k_pos: Tensor | None
     mask: Tensor | None
+    additive: Tensor | None
     sinks: Tensor | None  # [H]
     grad: Tensor  # of the output
     weights_grad: Tensor  # of the weights
@@ -288,7 +300,7 @@ class Inputs:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that a call must leave alone."""
-        rest = (self.q_pos, self.k_pos, self.mask, self.sinks)
+        rest = (self.q_pos, self.k_pos, self.mask, self.additive, self.sinks)
         return [self.q, self.k, self.v, *(x for x in rest if x is not None), *self.scheme.parameters()]
 
 
@@ -309,8 +321,17 @@ def build(case: Case) -> Inputs:
     visible = torch.ones(case.b, case.h, case.lq, case.lk, dtype=torch.bool)
     if mask is not None:
         visible &= mask
+    r = (positions[1][:, None, :] - positions[0][:, :, None])[:, None]
     if case.causal:
-        visible &= (positions[1][:, None, :] <= positions[0][:, :, None])[:, None]
+        visible &= r <= 0
+    left, right = case.window or (None, None)
+    if left is not None:
+        visible &= r >= -left
+    if right is not None:
+        visible &= r <= right
+    additive = _additive(case)
+    if additive is not None:
+        visible &= additive != -torch.inf
     passes = case.positions != "none"
     own = torch.Generator().manual_seed(case.data + 3)
     return Inputs(
@@ -321,6 +342,7 @@ def build(case: Case) -> Inputs:
         q_pos=_passed(positions[0], case) if passes and case.given != "k" else None,
         k_pos=_passed(positions[1], case) if passes and case.given != "q" else None,
         mask=None if mask is None else _passed_mask(mask, case),
+        additive=additive,
         sinks=None if case.sinks == "none" else SINKS[case.sinks](case.h, own).to(named(case.parameters)),
         grad=grad,
         weights_grad=torch.randn(visible.shape, generator=g).to(dtype),

@@ -64,6 +64,7 @@ class Problem:
     visible: Tensor  # [B, H, Lq, Lk], bool
     scale: float
     softcap: float | None = None
+    additive: Tensor | None = None  # broadcasts to [B, H, Lq, Lk]; added after the softcap
     sinks: Tensor | None = None  # [H]
     keep: Tensor | None = None  # [B, H, Lq, Lk], the factors of the dropout
 

@@ -29,6 +29,8 @@ def attention(p: Problem, a: Arithmetic) -> tuple[Tensor, Tensor]:
             logit = logit + ADDED[part.name](p, a, part, k)
     if p.softcap is not None:
         logit = p.softcap * torch.tanh(logit / p.softcap)
+    if p.additive is not None:
+        logit = logit + p.additive
     nothing = ~p.visible.any(-1, keepdim=True)
     logit = logit.masked_fill(~p.visible, -torch.inf).masked_fill(nothing, 0.0)
     weights = _softmax(p, logit).masked_fill(nothing, 0.0)

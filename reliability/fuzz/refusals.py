@@ -103,6 +103,7 @@ EXPECTED = [
     Expected("xpos beyond float64", "overflows float64", lambda c: widens(c, "float64")),
     # what a back end does not support
     Expected("weights", "does not return weights", _on("fused", "sdpa", "flex")(lambda c: c.need_weights)),
+    Expected("additive mask", "additive_mask", _on("fused", "flex")(lambda c: c.additive != "none")),
     Expected("transform", "no rule for torch.func", _on("fused", "sdpa", "flex")(lambda c: c.context in TRANSFORMS)),
     Expected("pair", "pair", _on("fused", "flex")(lambda c: _has(c, "fire", "cope"))),
     Expected("gain in sdpa", "do not fit into a mask", _on("sdpa")(lambda c: _has(c, *reference.GAINS))),

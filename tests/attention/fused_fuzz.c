@@ -107,7 +107,9 @@ static void random_sizes(Call *c) {
   if (c->queries * c->keys > 20000) c->batch = between(1, 2), c->kv_heads = between(1, 2), c->heads = 2;
   c->head_dim = one_in(8) ? ONE_OF(64, 80, 128, 129) : between(1, 40);
   c->value_dim = one_in(8) ? ONE_OF(64, 80, 128, 129) : one_in(2) ? c->head_dim : between(1, 40);
-  c->causal = random_bits() % 2, c->bf16 = one_in(4), c->threads = between(1, 4);
+  c->lowest = one_in(4) ? -between(0, 200) : INT64_MIN;
+  c->highest = one_in(2) ? 0 : one_in(4) ? between(0, 200) : INT64_MAX;
+  c->bf16 = one_in(4), c->threads = between(1, 4);
   c->scale = random_real() * 0.5;
   c->dropout = one_in(4) ? (double)ONE_OF(1, 5, 9) / 10 : 0, c->seed = random_bits();
   const Int clip = one_in(4) ? 700 : ONE_OF(0, 1, 3, 20, 126, 127, 128, 129), other = one_in(2) ? clip : between(0, 30);
@@ -145,8 +147,8 @@ static void random_positions(Call *c, Memory *memory) {
     const Int first = one_in(8) ? (Int)1 << 60 : between(-5, 5);
     Int shift = c->queries - c->keys;
     if (pattern == EDGE) /* the past if causal: the future is hidden, and its tiles are skipped */
-      shift = c->causal || one_in(2) ? c->first_offset - (m - 1) + between(-1, 1)
-                                     : c->first_offset + c->columns - 1 + n - 1 + between(-1, 1);
+      shift = c->highest == 0 || one_in(2) ? c->first_offset - (m - 1) + between(-1, 1)
+                                           : c->first_offset + c->columns - 1 + n - 1 + between(-1, 1);
     random_row(pattern, first, c->queries, q_pos + b * c->q_pos_stride);
     random_row(of_keys, first + shift, c->keys, k_pos + b * c->k_pos_stride);
   }
@@ -272,8 +274,9 @@ static NOT_CHECKED Int column_before_clip(const Call *c, Int b, Int i, Int j) {
   return c->k_pos[b * c->k_pos_stride + j] - c->q_pos[b * c->q_pos_stride + i] - c->first_offset;
 }
 
-static NOT_CHECKED int in_the_future(const Call *c, Int b, Int i, Int j) {
-  return c->causal && c->k_pos[b * c->k_pos_stride + j] > c->q_pos[b * c->q_pos_stride + i];
+static NOT_CHECKED int outside(const Call *c, Int b, Int i, Int j) {
+  const Int r = c->k_pos[b * c->k_pos_stride + j] - c->q_pos[b * c->q_pos_stride + i];
+  return r < c->lowest || r > c->highest;
 }
 
 static NOT_CHECKED int masked(const Call *c, Int b, Int h, Int i, Int j) {
@@ -336,7 +339,7 @@ static NOT_CHECKED void reference_forward(const Reference *r, Int b, Int h, Int 
   const Call *c = r->call;
   double top = c->sinks ? c->sinks[h] : -INFINITY, total = 0;
   for (Int j = 0; j < c->keys; j++) {
-    const int hidden = in_the_future(c, b, i, j) || masked(c, b, h, i, j);
+    const int hidden = outside(c, b, i, j) || masked(c, b, h, i, j);
     double logit = logit_of(r, place_of(c, b, h, i, j));
     r->slope[j] = 1;
     if (c->softcap > 0) {
@@ -469,7 +472,7 @@ static void check_tile(const Call *c, const Tile *tile) {
   for (Int i = 0; i < tile->queries; i++)
     for (Int j = 0; j < tile->keys; j++) {
       const Int a = tile->first_query + i, b = tile->first_key + j, column = column_before_clip(c, tile->b, a, b);
-      const int late = in_the_future(c, tile->b, a, b), out = masked(c, tile->b, tile->h, a, b);
+      const int late = outside(c, tile->b, a, b), out = masked(c, tile->b, tile->h, a, b);
       hidden += late || out, future += late, mask += out;
       low = min_of(low, column), high = max_of(high, column);
       in_order &= column == column_before_clip(c, tile->b, tile->first_query, tile->first_key) + j - i;

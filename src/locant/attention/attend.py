@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from locant.attention.choice import choose
-from locant.attention.request import prepare
+from locant.attention.request import Window, prepare
 from locant.schemes.base import Scheme
 
 
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scheme: Scheme | None = None, *, q_pos: Tensor | None = None,
-    k_pos: Tensor | None = None, mask: Tensor | None = None, causal: bool = False, scale: float | None = None,
+    k_pos: Tensor | None = None, mask: Tensor | None = None, additive_mask: Tensor | None = None, causal: bool = False,
+    window: int | Window | None = None, scale: float | None = None,
     softcap: float | None = None, sinks: Tensor | None = None, dropout: float = 0.0, impl: str = "auto",
     need_weights: Literal[False] = False,
 ) -> Tensor: ...  # fmt: skip
@@ -25,29 +26,19 @@ def attend(
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scheme: Scheme | None = None, *, q_pos: Tensor | None = None,
-    k_pos: Tensor | None = None, mask: Tensor | None = None, causal: bool = False, scale: float | None = None,
+    k_pos: Tensor | None = None, mask: Tensor | None = None, additive_mask: Tensor | None = None, causal: bool = False,
+    window: int | Window | None = None, scale: float | None = None,
     softcap: float | None = None, sinks: Tensor | None = None, dropout: float = 0.0, impl: str = "auto",
     need_weights: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scheme: Scheme | None = None,
-    *,
-    q_pos: Tensor | None = None,
-    k_pos: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    impl: str = "auto",
-    need_weights: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, scheme: Scheme | None = None, *, q_pos: Tensor | None = None,
+    k_pos: Tensor | None = None, mask: Tensor | None = None, additive_mask: Tensor | None = None, causal: bool = False,
+    window: int | Window | None = None, scale: float | None = None, softcap: float | None = None,
+    sinks: Tensor | None = None, dropout: float = 0.0, impl: str = "auto", need_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """The output [B, H, Lq, Dv] of attention with positions by `scheme`; with the weights if `need_weights`.
 
     q, k, v       [B, H, Lq, D], [B, Hkv, Lk, D] and [B, Hkv, Lk, Dv], of one dtype and device.
@@ -57,7 +48,12 @@ def attend(
                   keys are 0 … Lk−1 and the queries the last Lq of the keys, as in decoding with a cache.
     mask          bool, True where attention is allowed: [B, Lk] for padding, [Lq, Lk], or anything that broadcasts
                   to [B, H, Lq, Lk]. Packed sequences need one: positions alone do not keep them apart.
+    additive_mask floating-point numbers in the same shapes, added to the logits after the softcap; −∞ hides a key. It
+                  gets a gradient. `eager` and `sdpa` compute it.
     causal        a query may attend to keys at its own position and before: k_pos ≤ q_pos.
+    window        (left, right): a query may attend to keys from `left` positions before its own to `right` after it,
+                  −left ≤ k_pos − q_pos ≤ right; None for no limit. A number stands for both sides. Together with
+                  `causal` and `mask`, a key must be allowed by all.
     scale         of the logits; by default the scheme's own, 1/√D for nearly all.
     softcap       a number above 0: every logit, all terms of the scheme included, becomes softcap · tanh(logit /
                   softcap) before the mask is applied (Gemma 2). A bias of −∞ becomes −softcap: it hides no key.
@@ -77,8 +73,8 @@ def attend(
     full_precision = torch.autocast(kind, enabled=False) if _autocasts(kind) else nullcontext()
     with full_precision:
         request = prepare(
-            q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, causal=causal, scale=scale, softcap=softcap,
-            sinks=sinks, dropout=dropout, need_weights=need_weights,
+            q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, additive_mask=additive_mask, causal=causal,
+            window=window, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, need_weights=need_weights,
         )  # fmt: skip
         backend = choose(request, impl)
         if request.q.shape[0] == 0 or request.q.shape[2] == 0:  # no queries

@@ -15,10 +15,12 @@ Back ends:
     2. `sdpa` where positions cost it little (`cheap_for_sdpa`): `sdpa` supports the call, the call has no terms or a
        bias alone, and one of these holds, tested in this order:
          - decoding (`Request.decoding`);
-         - a bias, one sequence on a CPU: consecutive positions, no mask, not causal, gradients disabled;
-         - no terms, no mask, and not causal, or causal with consecutive positions and as many queries as keys.
+         - a bias, one sequence on a CPU: consecutive positions, unlimited (no mask, no additive mask, no window), not
+           causal, gradients disabled, not compiled;
+         - no terms, unlimited, and not causal, or causal with consecutive positions and as many queries as keys.
     3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
-       CUDA devices; `sdpa`, `eager` elsewhere.
+       CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
+       program then has torch's own operators alone, and runs without locant.
 
 `auto` never takes `sdpa` for a scheme that grows towards the future (xpos) unless attention is causal: torch's backward
 pass computes exp(logit − log-sum), which has no correct digit for logits of 1e7 in float32.
@@ -30,6 +32,7 @@ What a back end does not support (`eager` supports everything):
 
                                                                         fused   sdpa   flex
     need_weights=True                                                     ×       ×      ×
+    an additive mask                                                      ×              ×
     a transform of torch.func, forward-mode differentiation               ×       ×      ×
     a logit that is not a function of the offset alone (pair)             ×              ×
     a scalar gain                                                                 ×
@@ -57,7 +60,9 @@ from torch import Tensor
 from locant.attention import eager, flex, fused, sdpa
 from locant.attention.build import build
 from locant.attention.request import Request
+from locant.attention.sizes import same
 from locant.attention.tables import transforming
+from locant.schemes.base import exporting
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,15 @@ def _choose_automatically(request: Request) -> Backend:
         return BACKENDS["eager"]  # torch.func has rules for every operation in it
     if cheap_for_sdpa(request):
         return BACKENDS["sdpa"]
-    order = AUTO.get(request.q.device.type, AUTO_ELSEWHERE)
+    order = AUTO_ELSEWHERE if exporting() else AUTO.get(request.q.device.type, AUTO_ELSEWHERE)
     able = [name for name in order if BACKENDS[name].unsupported(request) is None]
     return BACKENDS[next(name for name in able if name != "sdpa" or not _too_large_for_sdpa(request))]
 
 
 def _too_large_for_sdpa(request: Request) -> bool:
     """Whether visible logits may be so large that the backward pass of torch's kernel loses their differences."""
-    return request.scheme.grows and not request.causal
+    highest = request.limits[1]
+    return request.scheme.grows and (highest is None or highest > 0)
 
 
 def cheap_for_sdpa(request: Request) -> bool:
@@ -109,9 +115,10 @@ def cheap_for_sdpa(request: Request) -> bool:
     if request.decoding:
         return True
     if has_bias and request.q.shape[0] == 1 and request.consecutive and request.q.device.type == "cpu":
-        return not request.causal and request.mask is None and not torch.is_grad_enabled()
-    square = request.consecutive and request.q.shape[2] == request.k.shape[2]
-    return not has_bias and request.mask is None and (not request.causal or square)
+        traced = torch.compiler.is_compiling()  # a view with these strides would fix the length of the graph
+        return not traced and not request.causal and not request.limited and not torch.is_grad_enabled()
+    square = request.consecutive and same(request.q.shape[2], request.k.shape[2])
+    return not has_bias and not request.limited and (not request.causal or square)
 
 
 def fused_unsupported(request: Request) -> str | None:
@@ -126,11 +133,13 @@ def fused_unsupported(request: Request) -> str | None:
         return f"it computes in float32, and {request.scheme} needs float64 at these positions"
     if request.terms.pair is not None:
         return f"{request.scheme} has a logit that is not a function of the offset alone (pair)"
+    if request.additive is not None:
+        return NO_ADDITIVE
     if request.need_weights:
         return NO_WEIGHTS
     if request.offsets.inverse is not None:
         return "positions with large gaps, or unknown while compiling, have no table over consecutive offsets"
-    if 0 in (request.k.shape[2], request.q.shape[3], request.v.shape[3], request.k.shape[1]):
+    if any(size == 0 for size in (request.k.shape[2], request.q.shape[3], request.v.shape[3], request.k.shape[1])):
         return "there are no keys, no heads, or a head size is 0"
     missing: str | None = _missing_kernel()
     return missing
@@ -160,6 +169,8 @@ def flex_unsupported(request: Request) -> str | None:
         return f"{request.scheme} uses a vector gain, which a score_mod cannot express"
     if (terms.query is not None or terms.key is not None) and request.scheme.reach is None:
         return f"{request.scheme} has query or key vectors without a reach: it would need a product for every pair"
+    if request.additive is not None:
+        return NO_ADDITIVE
     if request.need_weights:
         return NO_WEIGHTS
     if _transformed():
@@ -185,6 +196,7 @@ def eager_unsupported(request: Request) -> None:
 
 
 NO_WEIGHTS = "it does not return weights (need_weights=True)"
+NO_ADDITIVE = "it adds no numbers of every pair to the logits (additive_mask)"
 NO_TRANSFORMS = "it has no rule for torch.func and forward-mode derivatives"
 
 BACKENDS: dict[str, Backend] = {

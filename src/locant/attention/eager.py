@@ -2,11 +2,13 @@
 
     logit_ij = scale · ( (R_i q_i)ᵀ G_r (R_j k_j)  +  q_i·a_r  +  k_j·c_r )  +  b_r  +  pair_ij
     logit_ij → cap · tanh(logit_ij / cap)                                                    with a softcap
+    logit_ij → logit_ij + additive_ij                                                        with an additive mask
     w_ij     = exp(logit_ij) / ( exp(sink) + Σ_j exp(logit_ij) )                             exp(sink) = 0 without sinks
     out_i    = Σ_j w_ij · (v_j + u_r)
 
 In float64 it defines the correct result; other back ends are compared with it. It computes slices of the queries one
-after another, so only a bounded part of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward.
+after another, so only a bounded part of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward. A compiled
+graph that serves several lengths computes all queries at once.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant.attention.request import Request
+from locant.attention.sizes import always
 from locant.attention.tables import transforming
 
 CHUNK = 2**24
@@ -32,22 +35,24 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
     q, k, v = in_full(request)
     rotated = _rotated(request, q, k)
     slices = list(_slices(request))
-    # Transforms of torch.func do not allow the hooks of `checkpoint`: under them every slice is stored.
-    recompute = len(slices) > 1 and torch.is_grad_enabled() and (torch.compiler.is_compiling() or not transforming())
+    # Transforms of torch.func do not allow the hooks of `checkpoint`: under them every slice is stored. The compiler
+    # decides itself what to compute again.
+    traced = torch.compiler.is_compiling()
+    recompute = len(slices) > 1 and torch.is_grad_enabled() and not traced and not transforming()
     if recompute:
         # The backward pass recomputes each slice: storing all of them would take the memory of the whole tensor. It
         # must find the same inputs: masks and positions are copied here, and a change of any other raises an error.
         mask = None if request.mask is None else request.mask.clone()
         request = replace(request, mask=mask, positions=(request.q_pos.clone(), request.k_pos.clone()))
         tensors = [q, k, v, *rotated, *request.terms.tables().values(), *request.scheme.parameters()]
-        tensors += [] if request.sinks is None else [request.sinks]
+        tensors += [x for x in (request.sinks, request.additive) if x is not None]
         versions = [(tensor, tensor._version) for tensor in tensors]
     outs, weights = [], []
     for rows in slices:
         if recompute:
             out, weight = checkpoint(_attend_unchanged, versions, request, rows, q, k, v, *rotated, use_reentrant=False)
         else:
-            out, weight = _attend_rows(request, rows, q, k, v, *rotated)
+            out, weight = attend_rows(request, rows, q, k, v, *rotated)
         outs.append(out)
         if request.need_weights:
             weights.append(weight)
@@ -58,10 +63,10 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
 def _attend_unchanged(versions: list[tuple[Tensor, int]], *args: Any) -> tuple[Tensor, Tensor]:
     if any(tensor._version != version for tensor, version in versions):
         raise RuntimeError(
-            "q, k, v, the sinks or a parameter of the scheme was changed in place between the forward and the backward "
-            "pass; change it after the backward pass, or pass a copy"
+            "q, k, v, the sinks, the additive mask or a parameter of the scheme was changed in place between the "
+            "forward and the backward pass; change it after the backward pass, or pass a copy"
         )
-    return _attend_rows(*args)
+    return attend_rows(*args)
 
 
 def logits(request: Request) -> Tensor:
@@ -85,10 +90,17 @@ def _rotated(request: Request, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return rotated_q.to(dtype), rotated_k.to(dtype)
 
 
-def _attend_rows(
-    request: Request, rows: slice, q: Tensor, k: Tensor, v: Tensor, rotated_q: Tensor, rotated_k: Tensor
-) -> tuple[Tensor, Tensor]:
+def attend_rows(
+    request: Request, rows: slice, q: Tensor, k: Tensor, v: Tensor, rotated_q: Tensor, rotated_k: Tensor,
+    kept: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The output and the weights of some queries. Tensors are wide, with all heads, as `in_full` returns them.
+
+    `kept` are the factors of dropout, [B, H, rows, Lk], in place of random ones.
+    """
     logit = _logits(request, rows, q, k, rotated_q, rotated_k)
+    added = request.added(rows)
+    logit = logit if added is None else logit + added
     visible = request.visible(rows)
     if visible is not None:
         logit = logit.masked_fill(~visible, -torch.inf)
@@ -96,6 +108,7 @@ def _attend_rows(
     nothing = (logit == -torch.inf).all(-1, keepdim=True)
     weight = softmax(request, logit.masked_fill(nothing, 0.0)).masked_fill(nothing, 0.0)
     weight = F.dropout(weight, request.dropout) if request.dropout else weight
+    weight = weight if kept is None else weight * kept
     out = weight @ v.to(weight.dtype)
     if request.terms.value is not None:
         # Σ_j p_ij u_r: first sum the weights of each offset, then one product with the table.
@@ -198,5 +211,8 @@ def _slices(request: Request) -> Iterator[slice]:
     by_pair = any(table.ndim == 3 for table in terms.tables().values()) and request.offsets.inverse is not None
     vectors = by_pair or terms.pair is not None or (terms.gain is not None and terms.gain.ndim == 3)
     per_row = b * h * request.k.shape[2] * (d if vectors else 1)
+    if torch.compiler.is_compiling() and not always(lq * per_row > CHUNK):
+        yield slice(None)  # a loop over a symbolic number of rows would make a graph for every length
+        return
     step = max(1, CHUNK // per_row)
     yield from (slice(start, min(start + step, lq)) for start in range(0, lq, step))

@@ -128,13 +128,16 @@ def _block_mask(
 
     b, h, queries, _ = q_shape
     mask_b, mask_h = (1, 1) if mask is None else mask.shape[:2]
-    rows = b if mask_b > 1 or (request.causal and not request.consecutive) else 1
-    causal = request.causal
+    lowest, highest = request.limits
+    by_position = lowest is not None or highest is not None
+    rows = b if mask_b > 1 or (by_position and not request.consecutive) else 1
 
     def mask_mod(bb: Tensor, hh: Tensor, i: Tensor, j: Tensor) -> Tensor:
         visible = exists[j]
-        if causal:
-            visible = visible & (k_pos[bb, j] <= q_pos[bb, i])
+        if highest is not None:
+            visible = visible & (k_pos[bb, j] - q_pos[bb, i] <= highest)
+        if lowest is not None:
+            visible = visible & (k_pos[bb, j] - q_pos[bb, i] >= lowest)
         if mask is not None:
             visible = visible & mask[bb if mask_b > 1 else 0, hh if mask_h > 1 else 0, i, j]
         return visible if is_sink is None else visible | is_sink[j]

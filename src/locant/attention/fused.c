@@ -11,7 +11,7 @@
 
    A tile is n ≤ TILE queries by m ≤ TILE keys; i counts its queries and j its keys. There are four kinds of tiles:
 
-     SKIP     no query may attend to a key: nothing to compute.
+     SKIP     no query may attend to a key (mask, lowest, highest): nothing to compute.
      FAR      every pair is at or beyond one end of the tables. One column serves all pairs, so terms are vectors, not
               matrix products.
      BAND     r = constant + j − i. The products of the queries with a run of columns are a matrix product in which
@@ -309,7 +309,8 @@ typedef struct {
 typedef struct {
   Int batch, heads, kv_heads, queries, keys, head_dim, value_dim;
   Int columns, first_offset; /* of the tables */
-  Int causal, bf16, threads;
+  Int lowest, highest;       /* the offsets r that are visible; the least and the largest Int where there is no limit */
+  Int bf16, threads;
   Int has_raw;     /* raw_q and raw_k differ from q and k */
   Int vector_gain; /* gain is [heads, columns, head_dim], not [heads, columns] */
   Int seed;
@@ -516,7 +517,8 @@ typedef struct {
 } Tile;
 
 INLINE int is_visible(const Call *call, const Tile *tile, Int i, Int j) {
-  if (call->causal && tile->k_pos[j] > tile->q_pos[i]) return 0;
+  const Int r = tile->k_pos[j] - tile->q_pos[i];
+  if (r < call->lowest || r > call->highest) return 0;
   const View *x = &call->mask;
   return !x->data ||
          ((const uint8_t *)x->data)[tile->b * x->stride[0] + tile->h * x->stride[1] +
@@ -549,8 +551,9 @@ static Tile make_tile(const Call *call, Int b, Int h, Int first_query, Int first
   const Span *q = q_spans + first_query / TILE, *k = k_spans + first_key / TILE;
   tile.q_pos = call->q_pos + b * call->q_pos_stride + first_query;
   tile.k_pos = call->k_pos + b * call->k_pos_stride + first_key;
-  if (call->causal && k->min > q->max) return tile;
-  tile.some_hidden = call->causal && k->max > q->min;
+  const Int least = k->min - q->max, largest = k->max - q->min; /* of the offsets of the tile */
+  if (least > call->highest || largest < call->lowest) return tile;
+  tile.some_hidden = least < call->lowest || largest > call->highest;
   if (call->mask.data) {
     Int pairs;
     const Int allowed = count_allowed(call, &tile, &pairs);
@@ -558,7 +561,7 @@ static Tile make_tile(const Call *call, Int b, Int h, Int first_query, Int first
     tile.some_hidden |= allowed < pairs;
   }
   /* The columns of the smallest and the largest offset, which may lie beyond the tables */
-  const Int low = k->min - q->max - call->first_offset, high = k->max - q->min - call->first_offset;
+  const Int low = least - call->first_offset, high = largest - call->first_offset;
   if (!(call->bias || call->gain || call->query || call->key || call->value) || high <= 0)
     tile.kind = FAR, tile.far_end = 0, tile.column = COLUMN_PADDING;
   else if (low >= call->columns - 1)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from locant.attention.build import build
 from locant.attention.request import Request
+from locant.attention.second_order import output_of_call, second_gradients
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -57,13 +58,14 @@ class Call(NamedTuple):
     first_offset: int  # the offset of column 0
     scale: float
     softcap: float | None
-    causal: bool
+    lowest: int | None  # the offsets that are visible, from lowest to highest; None: no limit
+    highest: int | None
     dropout: float
 
 
 FIELD_TYPES = get_type_hints(Call)
-SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", float | None: "float?",
-                bool: "bool"}  # fmt: skip
+SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", int | None: "SymInt?", float: "float",
+                float | None: "float?"}  # fmt: skip
 SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in FIELD_TYPES.items())
 """The fields of `Call` in the language of torch.library."""
 
@@ -105,7 +107,8 @@ def make_call(request: Request) -> Call:
         first_offset=request.offsets.lo,
         scale=request.scale,
         softcap=request.softcap,
-        causal=request.causal,
+        lowest=request.limits[0],
+        highest=request.limits[1],
         dropout=request.dropout,
     )
 
@@ -192,8 +195,41 @@ def _gradient(ctx: Any, grad: Tensor, _: Any) -> Call:
     return NO_GRADIENTS._replace(**found)
 
 
-def _no_second_gradient(ctx: Any, *_: Any) -> None:
-    raise RuntimeError("the fused kernel has no second derivative; use impl='eager'")
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    """Saves the inputs of the backward pass, for a second one."""
+    grad, _, _, wanted, *arguments = inputs
+    call = Call(*arguments)
+    ctx.save_for_backward(grad, *(getattr(call, name) for name in TENSORS))
+    without_tensors: dict[str, Any] = dict.fromkeys(TENSORS)
+    ctx.call, ctx.wanted = call._replace(**without_tensors), wanted
+
+
+def _second_gradient(ctx: Any, pulls: list[Tensor | None]) -> tuple[Any, ...]:
+    """The gradients of the inputs of `backward`, by `eager`: the kernel has no second derivative."""
+    grad, *tensors = ctx.saved_tensors
+    call = ctx.call._replace(**dict(zip(TENSORS, tensors, strict=True)))
+    asked = {**dict.fromkeys(CONTENT, True), **dict(zip(IF_WANTED, ctx.wanted, strict=True))}
+    given = {name: x for name in WITH_GRADIENT if (x := getattr(call, name)) is not None}
+    pulled = {name: x for name, x in zip(WITH_GRADIENT, pulls, strict=True)
+              if x is not None and name in given and asked[name]}  # fmt: skip
+    kept = _kept(call) if call.dropout else None
+    of_grad, found = second_gradients(grad, given, pulled, lambda now: output_of_call(call, now, kept))
+    named: dict[str, Any] = {name: x.to(given[name].dtype) for name, x in found.items()}
+    return of_grad.to(grad.dtype), None, None, None, *NO_GRADIENTS._replace(**named)
+
+
+def _kept(call: Call) -> Tensor:
+    """The factors of the weights under dropout, [B, H, Lq, Lk].
+
+    With equal logits and unit vectors as values the output is the weights. Zeros are those that were dropped.
+    """
+    b, lk = call.q.shape[0], call.k.shape[2]
+    with torch.no_grad():
+        nothing: dict[str, Any] = dict.fromkeys(("raw_q", "raw_k", *IF_WANTED, "mask", "softcap", "lowest", "highest"))
+        units = torch.eye(lk, dtype=call.q.dtype).expand(b, call.k.shape[1], lk, lk)
+        plain = call._replace(q=torch.zeros_like(call.q), k=torch.zeros_like(call.k), v=units, **nothing)
+        weights: Tensor = forward(*plain)[0]
+        return (weights != 0).double() / (1 - call.dropout)
 
 
 def _hidden_from_compiler(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,7 +266,7 @@ _define(
     _backward_fake,
 )
 torch.library.register_autograd("locant::attend", _gradient, setup_context=_save)
-torch.library.register_autograd("locant::attend_backward", _no_second_gradient)
+torch.library.register_autograd("locant::attend_backward", _second_gradient, setup_context=_save_backward)
 forward = torch.ops.locant.attend.default
 backward = torch.ops.locant.attend_backward.default
 
@@ -253,7 +289,7 @@ class _View(ctypes.Structure):
 
 
 _SIZES = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "columns", "first_offset",
-          "causal", "bf16", "threads", "has_raw", "vector_gain", "seed")  # fmt: skip
+          "lowest", "highest", "bf16", "threads", "has_raw", "vector_gain", "seed")  # fmt: skip
 
 
 class _CallStruct(ctypes.Structure):
@@ -295,7 +331,9 @@ class _Kernel:
         c.kv_heads, c.keys, c.value_dim = call.k.shape[1], lk, call.v.shape[3]
         c.columns = next((x.shape[1] for x in tables.values()), 1)
         c.first_offset, c.seed, c.scale, c.dropout = call.first_offset, int(call.seed), call.scale, call.dropout
-        c.causal, c.bf16, c.threads = call.causal, call.q.dtype == torch.bfloat16, torch.get_num_threads()
+        c.lowest = -(2**63) if call.lowest is None else call.lowest
+        c.highest = 2**63 - 1 if call.highest is None else call.highest
+        c.bf16, c.threads = call.q.dtype == torch.bfloat16, torch.get_num_threads()
         c.has_raw, c.vector_gain = call.raw_q is not None, call.gain is not None and call.gain.ndim == 3
         for name in CONTENT:
             setattr(c, name, _View.of(getattr(call, name)))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from locant.attention.offsets import Offsets, find_offsets
+from locant.attention.sizes import always, same
 from locant.attention.tables import tables
 from locant.schemes.base import Scheme
 from locant.schemes.nope import Nope
@@ -20,6 +22,7 @@ from locant.terms import Terms
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SOFTCAPS = (1e-30, 1e30)
 """The smallest and the largest softcap: back ends compute its reciprocal in float32."""
+Window = tuple["int | None", "int | None"]
 DECODING_QUERIES = 32
 """A call with at most this many queries, and more keys, counts as decoding."""
 
@@ -37,7 +40,10 @@ class Request:
     rotated: tuple[Tensor, Tensor]  # q and k of the content product, perhaps in a wider dtype than q
     positions: tuple[Tensor, Tensor] | None  # of queries and keys; None if keys are 0 … Lk−1, queries the last Lq
     mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]; True = may attend
+    additive: Tensor | None  # in the dtype `wide`, broadcasts to [B, H, Lq, Lk]: added after the softcap
     causal: bool
+    window: Window  # how far before and after its own position a query may attend; None: no limit
+    limits: Window  # the smallest and the largest visible offset, by `causal` and `window`
     scale: float
     softcap: float | None  # logits become softcap · tanh(logit / softcap), before the mask
     sinks: Tensor | None  # [H], in the dtype `wide`: a logit per head that takes part in the softmax, without a value
@@ -74,15 +80,31 @@ class Request:
         """The dtype of tables and softmax."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
+    @property
+    def limited(self) -> bool:
+        """Whether a mask, numbers added to the logits, or a window restrict attention in other ways than `causal`."""
+        return self.mask is not None or self.additive is not None or self.window != (None, None)
+
+    def added(self, rows: slice) -> Tensor | None:
+        """The numbers that are added to the logits of some queries, after the softcap."""
+        if self.additive is None or self.additive.shape[2] == 1:
+            return self.additive
+        return self.additive[:, :, rows]
+
     def visible(self, rows: slice = slice(None)) -> Tensor | None:
-        """Bool, broadcasts to [B, H, rows, Lk]: the mask, and for causal attention k_pos ≤ q_pos."""
-        mask = self.mask
-        if mask is not None and mask.shape[2] > 1:
-            mask = mask[:, :, rows]
-        if not self.causal:
-            return mask
-        past = (self.k_pos[:, None, :] <= self.q_pos[:, rows, None])[:, None]  # [B or 1, 1, rows, Lk]
-        return past if mask is None else past & mask
+        """Bool, broadcasts to [B, H, rows, Lk]: the mask, offsets within `limits`, and no −∞ added to the logit."""
+        found = []
+        if self.mask is not None:
+            found.append(self.mask[:, :, rows] if self.mask.shape[2] > 1 else self.mask)
+        lowest, highest = self.limits
+        if lowest is not None or highest is not None:
+            r = (self.k_pos[:, None, :] - self.q_pos[:, rows, None])[:, None]  # [B or 1, 1, rows, Lk]
+            found += [] if lowest is None else [r >= lowest]
+            found += [] if highest is None else [r <= highest]
+        added = self.added(rows)
+        if added is not None:
+            found.append(added != -torch.inf)
+        return reduce(torch.logical_and, found) if found else None
 
 
 def prepare(
@@ -94,7 +116,9 @@ def prepare(
     q_pos: Tensor | None = None,
     k_pos: Tensor | None = None,
     mask: Tensor | None = None,
+    additive_mask: Tensor | None = None,
     causal: bool = False,
+    window: int | Window | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -110,11 +134,12 @@ def prepare(
     _check_tensors(q, k, v)
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {causal!r}")
-    if scale is not None and (not isinstance(scale, (int, float)) or not math.isfinite(scale)):
+    if scale is not None and (not isinstance(scale, (int, float)) or not abs(scale) < math.inf):
         raise TypeError(f"scale must be a finite number, got {scale!r}; multiply q by a scale that is learned")
     softcap = _softcap(softcap)
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+    left, right = _window(window)
     b, _, lq, d = q.shape
     lk = k.shape[2]
     _check_dimensions(scheme, q)
@@ -128,15 +153,15 @@ def prepare(
         inside = scale * terms.score
         terms = replace(terms, bias=inside if terms.bias is None else terms.bias + inside, score=None)
     return Request(
-        q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets,
-        rotated=_rotate(scheme, q, k, positions), positions=positions, mask=_mask(mask, q, lk),
-        causal=causal, scale=scale, softcap=softcap, sinks=_sinks(sinks, q, wide), dropout=dropout,
-        need_weights=need_weights,
+        q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, rotated=_rotate(scheme, q, k, positions),
+        positions=positions, mask=_mask(mask, q, lk), additive=_additive(additive_mask, q, lk, wide), causal=causal,
+        window=(left, right), limits=(None if left is None else -left, 0 if causal else right), scale=scale,
+        softcap=softcap, sinks=_sinks(sinks, q, wide), dropout=dropout, need_weights=need_weights,
     )  # fmt: skip
 
 
 def _decoding(lq: int, lk: int) -> bool:
-    return lq <= DECODING_QUERIES and lq < lk
+    return always(lq < lk) and always(lq <= DECODING_QUERIES)
 
 
 def _softcap(softcap: float | None) -> float | None:
@@ -148,6 +173,21 @@ def _softcap(softcap: float | None) -> float | None:
     if not low <= softcap <= high:  # NaN is not either
         raise ValueError(f"softcap must be from {low:g} to {high:g}, got {softcap!r}; pass None for no cap")
     return float(softcap)
+
+
+def _window(window: int | Window | None) -> Window:
+    """The window as (left, right)."""
+    pair = (window, window) if window is None or isinstance(window, int) else window
+    if (
+        not isinstance(pair, (tuple, list))
+        or len(pair) != 2
+        or not all(x is None or (isinstance(x, int) and not isinstance(x, bool) and x >= 0) for x in pair)
+    ):
+        raise ValueError(
+            f"window must be a whole number ≥ 0, or (left, right) with whole numbers ≥ 0 or None for no limit; "
+            f"got {window!r}"
+        )
+    return pair[0], pair[1]
 
 
 def _sinks(sinks: Tensor | None, q: Tensor, wide: torch.dtype) -> Tensor | None:
@@ -189,7 +229,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q and k must have one head size; {shapes()}")
     if k.shape[1] and q.shape[1] % k.shape[1]:
         raise ValueError(f"the query heads must be a multiple of the key/value heads; {shapes()}")
-    if 0 in (k.shape[1], q.shape[1], q.shape[3]):
+    if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[3] == 0:  # `in` does not work on symbolic sizes
         raise ValueError(f"there must be at least one head, of at least one dimension; {shapes()}")
     if k.shape[2] == 0:
         raise ValueError(f"there are no keys to attend to; {shapes()}")
@@ -254,7 +294,7 @@ def _check_terms(terms: Terms, scheme: Scheme, q: Tensor, v: Tensor, n: int) -> 
         size = v.shape[3] if name == "value" else d
         if table.ndim < 2 or table.shape[1] != n:
             raise ValueError(f"{scheme}: {name} must have a column for each of the {n} offsets, got {_shape(table)}")
-        if table.shape[0] != 1 and table.shape[0] != h:  # `in` does not work on symbolic sizes
+        if table.shape[0] != 1 and table.shape[0] != h:
             raise ValueError(f"{scheme}: {name} must be for 1 head (shared) or {h}, got {_shape(table)}")
         vector = name in ("query", "key", "value") or (name == "gain" and table.ndim == 3)
         if table.ndim != (3 if vector else 2):
@@ -273,31 +313,57 @@ def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
     """The mask as [B or 1, H or 1, Lq or 1, Lk]."""
     if mask is None:
         return None
-    b, h, lq, _ = q.shape
-    expected = f"[{b}, {lk}] (keys that exist), [{lq}, {lk}], or 4-D and broadcast to [{b}, {h}, {lq}, {lk}]"
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(
-            f"mask must be bool, True where attention is allowed, got {got}; "
-            f"use mask.bool() for 0/1 masks and mask == 0 for additive ones"
+            f"mask must be bool, True where attention is allowed, got {got}; use mask.bool() for 0/1 masks, and "
+            f"additive_mask= for numbers that are added to the logits"
         )
-    if mask.device != q.device:
-        raise ValueError(f"mask must be on the device of q, {q.device}; got {mask.device}")
-    if mask.ndim == 2:
-        per_key = mask.shape in ((b, lk), (1, lk))
-        per_query = mask.shape in ((lq, lk), (1, lk))
-        if per_key and per_query and mask.shape[0] > 1:
+    return _for_pairs("mask", mask, q, lk)
+
+
+def _additive(additive: Tensor | None, q: Tensor, lk: int, wide: torch.dtype) -> Tensor | None:
+    """The numbers to add to the logits, as [B or 1, H or 1, Lq or 1, Lk], in the dtype of the softmax."""
+    if additive is None:
+        return None
+    if not isinstance(additive, Tensor) or additive.dtype not in FLOATS:
+        got = additive.dtype if isinstance(additive, Tensor) else type(additive).__name__
+        raise TypeError(
+            f"additive_mask must hold floating-point numbers to add to the logits, −∞ where attention is not allowed; "
+            f"got {got}. Pass bool masks as mask="
+        )
+    return _for_pairs("additive_mask", additive, q, lk).to(wide)
+
+
+def _for_pairs(name: str, x: Tensor, q: Tensor, lk: int) -> Tensor:
+    """A mask as [B or 1, H or 1, Lq or 1, Lk]."""
+    b, h, lq, _ = q.shape
+
+    def wrong(x: Tensor) -> ValueError:  # a function, because sizes are symbols while torch.compile traces
+        expected = f"[{b}, {lk}] (keys that exist), [{lq}, {lk}], or 4-D and broadcast to [{b}, {h}, {lq}, {lk}]"
+        return ValueError(f"{name} must be {expected}; got {_shape(x)}")
+
+    if x.device != q.device:
+        raise ValueError(f"{name} must be on the device of q, {q.device}; got {x.device}")
+    if x.ndim == 2:
+        rows = x.shape[0]
+        per_key = x.shape[1] == lk and (rows == b or rows == 1)
+        per_query = x.shape[1] == lk and (rows == 1 or (same(rows, lq) if per_key else rows == lq))
+        if per_key and per_query and rows > 1:
             raise ValueError(
-                f"a mask of shape {_shape(mask)} could be [batch, keys] or [queries, keys], as both are {b}; "
+                f"a mask of shape {_shape(x)} could be [batch, keys] or [queries, keys], as both are {b}; "
                 f"write mask[:, None, None, :] or mask[None, None]"
             )
         if not (per_key or per_query):
-            raise ValueError(f"mask must be {expected}; got {_shape(mask)}")
-        mask = mask[:, None, None, :] if per_key else mask[None, None]
-    if mask.ndim != 4 or any(got not in (1, full) for got, full in zip(mask.shape, (b, h, lq, lk), strict=True)):
-        raise ValueError(f"mask must be {expected}; got {_shape(mask)}")
-    return mask.expand(-1, -1, -1, lk)
+            raise wrong(x)
+        x = x[:, None, None, :] if per_key else x[None, None]
+    if x.ndim != 4:
+        raise wrong(x)
+    for size, full in zip(x.shape, (b, h, lq, lk), strict=True):
+        if size != full and size != 1:
+            raise wrong(x)
+    return x.expand(-1, -1, -1, lk)
 
 
 def _shape(x: Tensor) -> str:
-    return str(list(x.shape))
+    return f"{list(x.shape)}"  # torch.compile does not trace str()

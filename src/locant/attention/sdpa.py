@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from locant.attention.eager import added_logits, in_full
 from locant.attention.request import Request
+from locant.attention.sizes import decided, same
 from locant.schemes.base import readable
 
 ROWS = 2**22
@@ -43,19 +44,23 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if request.terms.used():
         full_q, full_k, _ = in_full(request)
         added = added_logits(request, slice(None), full_q, full_k)
-        if added is not None and q.dtype == torch.float64:
-            added = added.double()  # the kernel takes float32 masks for every dtype except float64
+    if request.additive is not None:
+        added = request.additive if added is None else added + request.additive
+    if added is not None and q.dtype == torch.float64:
+        added = added.double()  # the kernel takes float32 masks for every dtype except float64
 
     # The kernel's own causal mask counts from the first key: right only where query i and key i are the same token.
     # It multiplies −∞ by the scale: NaN unless the scale is above 0.
-    by_index = request.causal and request.consecutive and lq == lk and request.mask is None and added is None
-    by_index = by_index and request.scale > 0
+    by_index = request.causal and request.consecutive and same(lq, lk) and not request.limited and added is None
+    by_index = decided(by_index and request.scale > 0)
     visible = None if by_index else request.visible()
     nothing = None
     if visible is not None:
         nothing = ~visible.any(-1, keepdim=True)  # a query that may attend to no key gets zeros
         visible = visible | nothing
         q = q.masked_fill(nothing, 0.0)  # its logits could be so large that the kernel's backward pass overflows
+        if added is not None and request.additive is not None:
+            added = added.masked_fill(nothing, 0.0)  # all −∞ would give NaN gradients
     if added is not None:
         mask: Tensor | None = added if visible is None else added.masked_fill(~visible, -torch.inf)
     else:
@@ -140,7 +145,7 @@ def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
         dropout_p=request.dropout,
         is_causal=causal,
         scale=request.scale,
-        enable_gqa=True if k.shape[1] != q.shape[1] else False,  # noqa: SIM210 - a bool, also of symbolic sizes
+        enable_gqa=decided(k.shape[1] != q.shape[1]),
     )
 
 
@@ -149,9 +154,12 @@ def _band(request: Request) -> Tensor | None:
     bias = request.terms.bias
     if bias is None or request.terms.used() != ("bias",):
         return None
-    trained = bias.requires_grad and torch.is_grad_enabled()
-    if trained and (request.dropout or torch.compiler.is_compiling()):
-        return None  # the gradient would need the dropped weights; loops over a symbolic length do not compile
+    if request.additive is not None or request.window != (None, None):
+        return None
+    if torch.compiler.is_compiling():
+        return None  # `unfold` would fix the length of the graph, and loops over a symbolic length do not compile
+    if request.dropout and bias.requires_grad and torch.is_grad_enabled():
+        return None  # the gradient would need the dropped weights
     if not request.consecutive and not _in_step(request):
         return None
     lq, lk = request.q.shape[2], request.k.shape[2]

@@ -26,6 +26,8 @@ from locant.hf.counting import Count, in_attention
 from locant.hf.interface import ARGUMENT, EMBED, NAME
 from locant.hf.methods import replace_method
 
+IDS = ("position_ids", "token_type_ids")
+"""Arguments for which BERT's embeddings (and Flaubert itself) keep a buffer, up to the old maximum length."""
 FOLLOW = "locant_follow"
 """Attribute of a stack whose forward passes positions on."""
 
@@ -39,6 +41,7 @@ class Following:
     native_count: bool  # left padding is counted if the model counts it; otherwise the first token is at 0
     attention_by_index: bool  # with native_count, attention counts every token
     names: tuple[str, ...]  # of the arguments of its forward
+    stored: tuple[str, ...]  # those of IDS that it takes, and reads from a buffer if the caller gives none
     hands_on: bool  # takes any keyword argument, and hands it on to its layers
     before: Any  # a forward that the stack had in place of that of its class
 
@@ -52,8 +55,10 @@ def follow(stack: nn.Module, *, count: Count, shift: int, native_count: bool, at
     parameters = list(inspect.signature(type(stack).forward).parameters.values())[1:]  # without self
     names = tuple(each.name for each in parameters)
     any_named = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    owners = [x for x in (stack, getattr(stack, "embeddings", None)) if isinstance(x, nn.Module)]
+    stored = tuple(name for name in IDS if name in names and any(name in owner._buffers for owner in owners))
     stack.__dict__[FOLLOW] = Following(
-        count, shift, native_count, attention_by_index, names, any_named, stack.__dict__.get("forward")
+        count, shift, native_count, attention_by_index, names, stored, any_named, stack.__dict__.get("forward")
     )
     carrier = Carrier()
     for module in stack.modules():
@@ -96,9 +101,11 @@ def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
             tokens + _embedded(embed, _places(given, numbers, positions), tokens),
             None,
         )
+    if torch.compiler.is_compiling() and following.stored:
+        _give_ids(given, numbers, positions, following)
     if not following.native_count and "position_ids" not in following.names:  # T5 has no such argument
         given.pop("position_ids", None)
-    _grow_buffers(stack, given, positions, following.shift)
+    _grow_buffers(stack, given, positions, following)
     output = _run(stack, given, Pass(positions, _places(given, numbers, positions)), following)
     if positions.k is not None:
         values = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
@@ -203,16 +210,32 @@ def _tokens(given: Mapping[str, Any]) -> Tensor:
     return found
 
 
-def _grow_buffers(module: nn.Module, given: Mapping[str, Any], positions: Positions, shift: int) -> None:
-    """BERT's embeddings (and Flaubert itself) keep position_ids and token_type_ids up to the old maximum length."""
+def _give_ids(given: dict[str, Any], numbers: _Numbers, positions: Positions, following: Following) -> None:
+    """Gives a traced model the ids that it would read from a buffer, whose size would limit the lengths of the graph.
+
+    The buffers hold position_ids 0, 1, 2, … and token_type_ids 0, 0, 0, …
+    """
+    if given.get("input_ids") is None and given.get("inputs_embeds") is None:  # pixels
+        return
+    tokens = _tokens(given)
+    if "token_type_ids" in following.stored and given.get("token_type_ids") is None:
+        given["token_type_ids"] = torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)
+    if "position_ids" in following.stored and given.get("position_ids") is None and numbers.table is None:
+        given["position_ids"] = positions.of_queries(tokens.shape[1], tokens.device) + following.shift
+
+
+def _grow_buffers(module: nn.Module, given: Mapping[str, Any], positions: Positions, following: Following) -> None:
+    """Makes the buffers of `IDS` long enough. A traced model does not read those that `_give_ids` gives."""
+    traced, shift = torch.compiler.is_compiling(), following.shift
     embeddings = getattr(module, "embeddings", None)
     tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
     if embeddings is None or tokens is None:
         return
     needed = shift + (tokens.shape[1] + positions.past if positions.k is None else positions.k.shape[1])
-    if positions.q is not None and not torch.compiler.is_compiling():  # positions may lie further apart than tokens
+    if positions.q is not None and not traced:  # positions may lie further apart than tokens
         needed = max(needed, int(positions.q.max()) + shift + 1)
-    for owner, name in itertools.product((embeddings, module), ("position_ids", "token_type_ids")):
+    names = [name for name in IDS if not (traced and name in following.stored)]
+    for owner, name in itertools.product((embeddings, module), names):
         buffer = getattr(owner, name, None)
         if isinstance(buffer, Tensor) and buffer.shape[-1] < needed:
             grown = (

@@ -264,6 +264,11 @@ def readable(x: Tensor) -> bool:
     return True
 
 
+def exporting() -> bool:
+    """Returns whether torch.export or the exporter of ONNX traces: its one graph serves every size."""
+    return torch.compiler.is_compiling() and bool(getattr(torch.compiler, "is_exporting", lambda: False)())
+
+
 def exact(x: Tensor) -> Tensor:
     """Returns integers in the widest float of the device, for formulas without parameters."""
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from locant.schemes.base import Scheme, check_int, wide
+from locant.schemes.base import Scheme, check_int, exporting, wide
 from locant.schemes.table import table_heads
 from locant.terms import Terms
 
@@ -40,7 +40,10 @@ class Cope(Scheme):
             # Sort keys by position, then sum backwards from the last. Keys with the same position have the same sum:
             # `first` is the index at which the position of a key begins in sorted order.
             order = k_pos.argsort(dim=-1)  # [B or 1, Lk]
-            first = torch.searchsorted(k_pos.gather(-1, order), k_pos.contiguous())
+            if exporting():  # ONNX has no searchsorted
+                first = (k_pos[:, None, :] < k_pos[:, :, None]).sum(-1)
+            else:
+                first = torch.searchsorted(k_pos.gather(-1, order), k_pos.contiguous())
             gates = gates.gather(-1, _as_keys(order, gates))
             counted = gates.flip(-1).cumsum(-1).flip(-1).gather(-1, _as_keys(first, gates)).clamp(max=last)
 
