@@ -82,7 +82,9 @@ def test_slices_of_eager(monkeypatch):
     out = locant.attend(*given, scheme, sinks=sinks, impl="eager")
     with torch.no_grad():
         sinks.add_(1)
-    with pytest.raises(RuntimeError, match="the sinks, the additive mask or a parameter of the scheme was changed in place"):
+    with pytest.raises(
+        RuntimeError, match="the sinks, the additive mask or a parameter of the scheme was changed in place"
+    ):
         out.sum().backward()
 
 
