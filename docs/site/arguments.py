@@ -14,8 +14,8 @@ from typing import Any
 
 import griffe
 
-NAMED = re.compile(r"(?P<name>[\w*./]+(?:, [\w*./]+)*(?: …)?)(?: {2,}(?P<text>\S.*))?")
-"""A line with a name and, after at least two spaces, its description."""
+NAMED = re.compile(r"(?P<name>\S+(?: \S+)*?) {2,}(?P<text>\S.*)|(?P<alone>\w+)")
+"""A line with a name and, after at least two spaces, its description; or a name that is too long for its column."""
 
 
 class Arguments(griffe.Extension):
@@ -34,14 +34,19 @@ def as_lists(docstring: str) -> str:
 
 def _as_list(paragraph: str) -> str | None:
     found: list[str] = []
+    column = 0  # where descriptions begin
     for line in paragraph.split("\n"):
         if line.startswith(" "):  # goes on with the description; a paragraph that begins so is code
             if not found:
                 return None
             found[-1] += f" {line.strip()}"
-        elif (named := NAMED.fullmatch(line)) is None:
+            continue
+        named = NAMED.fullmatch(line)
+        if named is None and re.fullmatch(r"\w+ ", line[:column]):  # a name that fills its column
+            found.append(f"- `{line[:column].strip()}` {line[column:]}")
+        elif named is None:
             return None
         else:
-            found.append(f"- `{named['name']}` {named['text'] or ''}".rstrip())
-    # One word alone on a line is a paragraph, not a list.
-    return "\n".join(found) if all(" " in item.partition("` ")[2] or "` " in item for item in found) else None
+            column = column or named.start("text")
+            found.append(f"- `{named['name']}` {named['text']}" if named["name"] else f"- `{named['alone']}`")
+    return "\n".join(found) if all("` " in item for item in found) else None
