@@ -116,6 +116,7 @@ def test_the_snippets_of_the_readme_run_from_the_wheel(fresh, tmp_path):
         assert list((tmp_path / "cache").glob("fused-*.so")), "the first use builds the kernel"
 
 
+@pytest.mark.slow
 def test_the_wheel_works_without_a_compiler(fresh, tmp_path):
     nothing = tmp_path / "nothing"
     nothing.mkdir()
