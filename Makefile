@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 C_FILES := src/locant/attention/fused.c tests/attention/fused_fuzz.c
 
-.PHONY: demo test lint types format clean fuzz hostile mutants mutants-all kill sanitize census census-check
+.PHONY: demo test docs dist lint types format clean fuzz hostile mutants mutants-all kill sanitize census census-check
 
 demo: $(VENV)/ready
 	$(BIN)/locant compare clm --schemes learned,nope,tisa,alibi,rope --seeds 2 --budget 40s -o demo/compare
@@ -20,6 +20,15 @@ lint: $(VENV)/ready
 
 types: $(VENV)/ready
 	$(BIN)/mypy
+
+# The documentation: build/docs/index.html. Search needs a server: python -m http.server -d build/docs
+docs: $(VENV)/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	LOCANT_SITE=build/docs $(BIN)/python -m pytest tests/site/test_built.py
+
+# Wheel and sdist, in dist/.
+dist: $(VENV)/ready
+	$(BIN)/python -m hatchling build -t sdist -t wheel -d dist
 
 # Longer checks; docs/reliability.md describes them and has their results.
 CASES ?= 100000
@@ -61,5 +70,9 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
+$(VENV)/docs-ready: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

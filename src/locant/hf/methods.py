@@ -8,7 +8,7 @@ positions after `torch.load`, and no error would say so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import MethodType
+from types import CodeType, MethodType
 from typing import Any
 
 
@@ -26,6 +26,11 @@ class Method:
     def __wrapped__(self) -> Any:
         """The method of the class: `inspect.signature` returns its arguments."""
         return MethodType(getattr(type(self.owner), self.name), self.owner)
+
+    @property
+    def __code__(self) -> CodeType:
+        """Where the function is: `torch.export` names it."""
+        return self.__func__.__code__
 
 
 def replace_method(owner: Any, name: str, function: Callable[..., Any]) -> None:
