@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 C_FILES := src/locant/attention/fused.c tests/attention/fused_fuzz.c
 
-.PHONY: demo test docs dist lint types format clean fuzz hostile mutants mutants-all kill sanitize census census-check
+.PHONY: demo test slow docs dist lint types format clean fuzz hostile mutants mutants-all kill sanitize census census-check
 
 demo: $(VENV)/ready
 	$(BIN)/locant compare clm --schemes learned,nope,tisa,alibi,rope --seeds 2 --budget 40s -o demo/compare
 
 test: $(VENV)/ready lint types
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+slow: $(VENV)/ready
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -64,6 +64,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_a_killed_adaptation_resumes_and_ends_with_the_same_bits(tmp_path):
     """Another process is killed, and this one resumes."""
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "killed")]

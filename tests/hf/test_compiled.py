@@ -84,6 +84,7 @@ def test_exported_for_any_length(kind, spec, masked):
     assert not any(name.startswith("locant") for name in operators), "an exported program must run without locant"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 def test_onnx(tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript is not installed; returns with the extra 'test'")

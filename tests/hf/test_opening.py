@@ -78,6 +78,7 @@ def folder(tmp_path_factory):
     return place / "new"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [

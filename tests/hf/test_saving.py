@@ -38,6 +38,7 @@ def test_saved_and_opened_again(kind, spec, keep, tmp_path):
         type(model).from_pretrained(tmp_path)
 
 
+@pytest.mark.slow
 def test_opened_in_a_fresh_process_and_without_locant(tmp_path):
     kinds = ("bert", "llama", "t5", "vit")
     for kind in kinds:
