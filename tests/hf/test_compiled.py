@@ -86,10 +86,11 @@ def test_exported_for_any_length(kind, spec, masked):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
-def test_onnx(tmp_path):
+@pytest.mark.parametrize("spec", ["t5", "cope:positions=4"])
+def test_onnx(spec, tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript is not installed; returns with the extra 'test'")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; returns with the extra 'test'")
-    model, path = swapped("bert", "t5"), tmp_path / "model.onnx"
+    model, path = swapped("bert", spec), tmp_path / "model.onnx"
     with torch.no_grad():
         torch.onnx.export(
             Hidden(model).eval(), tuple(padded(9).values()), path, dynamo=True, dynamic_shapes=shapes(True),
