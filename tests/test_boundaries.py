@@ -2,7 +2,7 @@
 
 terms ← schemes ← notation ← spec ← attention ← testing
                                         ↑
-                            runs       hf ← analysis ← { adaptation, experiments } ← papers ← report ← cli
+                            runs       hf ← analysis ← { adaptation, experiments } ← papers ← report ← verbs ← cli
 
 A ← B means: B may import A.
 """
@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "experiments": MODELS,
     "papers": MODELS | {"adaptation", "experiments"},
     "report": MODELS | {"adaptation", "experiments", "papers"},
-    "cli": MODELS | {"adaptation", "experiments", "papers", "report", "testing"},
+    "verbs": MODELS | {"adaptation", "experiments", "papers", "report"},
+    "cli": MODELS | {"adaptation", "experiments", "papers", "report", "testing", "verbs"},
 }
 """Each package or module of locant, and the others it may import. The root `__init__` may import all."""
 
@@ -44,6 +45,7 @@ OPTIONAL = {
     "pwd": "not on Windows",
     "filelock": "extra",
     "matplotlib": "extra",
+    "pandas": "optional: only a DataFrame needs it",
     "plotext": "extra",
     "ray": "extra",
     "safetensors": "extra",
@@ -63,6 +65,8 @@ LAZY = {
     ("papers", "adaptation"): "start-up time: `locant reproduce` reads its options before transformers is imported",
     ("papers", "analysis"): "start-up time: the same",
     ("papers", "hf"): "start-up time: the same",
+    ("verbs", "experiments"): "optional dependency: Ray",
+    ("verbs", "report"): "optional dependency: matplotlib",
     ("analysis", "analysis"): "optional dependency: schemes, tables and theory are analysed without transformers",
 }
 """Imports of our own modules inside functions, (importer, imported), and why they are there."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from locant.schemes import SCHEMES, Scheme, Sum
     from locant.spec import per_layer, scheme
     from locant.terms import Terms
+    from locant.verbs.comparing import compare
+    from locant.verbs.inspecting import inspect
 
 __all__ = [
     "BACKENDS",
@@ -32,8 +34,10 @@ __all__ = [
     "Terms",
     "adapt",
     "attend",
+    "compare",
     "families",
     "fit",
+    "inspect",
     "load",
     "native",
     "per_layer",
@@ -51,10 +55,18 @@ _NAMES = {
     "hf": ("load", "native", "swap"),
     "hf.support": ("families",),
     "adaptation": ("adapt", "fit"),
+    "verbs.comparing": ("compare",),
+    "verbs.inspecting": ("inspect",),
 }
 """Module -> the names that locant takes from it."""
 _MODULE = {name: module for module, names in _NAMES.items() for name in names}
-_EXTRAS = {"hf": "hf", "hf.support": "hf", "adaptation": "compare"}
+_EXTRAS = {
+    "hf": "hf",
+    "hf.support": "hf",
+    "adaptation": "compare",
+    "verbs.comparing": "compare",
+    "verbs.inspecting": "hf",
+}
 """Modules that need transformers -> the extra that installs it."""
 
 
@@ -78,6 +90,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Returns the names that can be used here; those that need transformers only where it is installed."""
+    """Returns all names and modules that can be used; those that need transformers only where it is installed."""
     missing = _EXTRAS if find_spec("transformers") is None else ()
-    return sorted({*globals(), *(name for name in __all__ if _MODULE.get(name) not in missing)})
+    modules = (name for name in _NAMES if name not in _EXTRAS)
+    return sorted({*globals(), *modules, *(name for name in __all__ if _MODULE.get(name) not in missing)})

@@ -215,7 +215,7 @@ def run(*words):
 
 
 def test_errors_come_before_the_model_is_opened(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("locant.cli.models.load", lambda *_, **__: pytest.fail("a model was opened"))
+    monkeypatch.setattr("locant.verbs.inspecting.load", lambda *_, **__: pytest.fail("a model was opened"))
     (tmp_path / "file").write_text("")
     (tmp_path / "page-csv").write_text("")
     (tmp_path / "bare").mkdir()

@@ -67,11 +67,11 @@ def test_a_command_has_the_options_of_its_function(name):
     assert {action.dest for action in parser._actions} - {"help"} == set(parameters)
 
 
-def test_compare_has_at_most_eight_flags():
+def test_compare_has_at_most_ten_flags():
     parser = Parser("locant", "")
     COMMANDS["compare"].declare(parser)
     flags = [action for action in parser._actions if action.option_strings and action.dest != "help"]
-    assert len(flags) <= 8
+    assert len(flags) <= 10
 
 
 def test_help_lists_the_commands_and_the_options_with_their_defaults():

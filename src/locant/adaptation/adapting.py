@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,7 @@ from locant.adaptation.scores import Score
 from locant.adaptation.silencing import silenced
 from locant.adaptation.windows import Windows
 from locant.analysis.distance import Layer, by_distance
+from locant.hf import trackers
 from locant.hf.modes import evaluating
 from locant.hf.plan import plan_of
 from locant.hf.readout import native
@@ -81,13 +82,11 @@ def adapt(
     tokenizer: Any = None,
     out: Path | str | None = None,
     scores: Mapping[str, Score] | None = None,
-    length: int = LENGTH,
-    seed: int = 0,
-    pooling: str | None = None,
+    length: int = LENGTH, seed: int = 0, pooling: str | None = None, report_to: str | Sequence[str] = (),
     on_stage: Callable[[str], None] = lambda stage: None,
     on_evaluation: Callable[[AgreementAtStep, int], None] = lambda found, steps: None,
     on_result: Callable[[Adapted], None] = lambda done: None,
-) -> Adapted:
+) -> Adapted:  # fmt: skip
     """Gives a model another position scheme, in place, and trains it to match its original outputs.
 
     text      unlabelled prose: a string, a list of strings, or a pathlib.Path of a file or folder.
@@ -99,6 +98,7 @@ def adapt(
               (windows.py), and the adapted model is trained to match those outputs.
     pooling   how an encoder makes one vector of a text: mean, cls, lasttoken, … (pooling.py). By default as
               modules.json in the folder of the model (`model.name_or_path`) says; by the mean if there is none.
+    report_to trackers that transformers' Trainer reports to: tensorboard, wandb, ….
     on_stage  called with the name of each stage.
     on_evaluation
               called with each evaluation during training, and the number of all steps.
@@ -112,6 +112,7 @@ def adapt(
     wanted = Budget.parse(budget)
     checks.check_model(model, spec)
     checks.check_numbers(length, seed)
+    reported = trackers.checked(report_to)
     tokenizer, lines = sample.tokenizer_of(model, tokenizer), sample.pieces(text)
     source = sentence_folder(model.name_or_path or "")
     checks.check_scores(model, scores or {}, source)
@@ -129,7 +130,7 @@ def adapt(
             windows = _windows(tokenizer, sample.longest(part.model, length), causal=causal)
             lengths = sample.ladder(length, CAUSAL_LENGTH if causal and not kind.short_texts else sample.SHORTEST)
             stages = _Stages(part, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths,
-                             folder, source, on_stage, on_evaluation, on_result)  # fmt: skip
+                             folder, source, reported, on_stage, on_evaluation, on_result)  # fmt: skip
             return stages.run(wanted, scores or {})
 
 
@@ -175,6 +176,7 @@ class _Stages:
     lengths: list[int]
     folder: OutputFolder
     source: SentenceFolder | None
+    report_to: tuple[str, ...]
     on_stage: Callable[[str], None]
     on_evaluation: Callable[[AgreementAtStep, int], None]
     on_result: Callable[[Adapted], None]
@@ -238,6 +240,7 @@ class _Stages:
                 out=self.folder.path,
                 keep=self.folder.kept,
                 seed=self.seed,
+                report_to=self.report_to,
                 on_evaluation=lambda found: self.on_evaluation(found, steps),
             )
 

@@ -26,7 +26,7 @@ PICTURE = "heads.png"
 
 def adapt(
     model: str, spec: str, text: Path, out: Path, budget: str, train: str, evaluate: list[str] | None, length: int,
-    pooling: str | None, seed: int,
+    pooling: str | None, seed: int, report_to: list[str] | None,
 ) -> None:  # fmt: skip
     """Gives a trained model another position scheme, trains it to agree with the original, and saves it."""
     quiet()
@@ -62,8 +62,8 @@ def adapt(
         try:
             done = adapting.adapt(
                 loaded, spec, lines, budget=budget, train=train, tokenizer=sample.tokenizer_of(loaded), out=out,
-                scores=tasks, length=length, seed=seed, pooling=pooling, on_stage=on_stage, on_evaluation=on_evaluation,
-                on_result=on_result,
+                scores=tasks, length=length, seed=seed, pooling=pooling, report_to=report_to or (), on_stage=on_stage,
+                on_evaluation=on_evaluation, on_result=on_result,
             )  # fmt: skip
         except KeyboardInterrupt:
             console.print("stopped; the same command continues from the last checkpoint, if there is one")

@@ -137,6 +137,7 @@ def _adapt(parser: Parser) -> None:
                   help=f"How vectors are made: {', '.join(POOLING)}. Default: as modules.json of the model says; mean "
                   "if it has none.")  # fmt: skip
     _seed(parser, "the order of the text and of the scheme")
+    _trackers(parser)
 
 
 def _reproduce(parser: Parser) -> None:
@@ -200,6 +201,13 @@ def _training(parser: Parser) -> None:
                   help="Training of each run: 10min, 90s, 2h or 2000steps. Default: that of the preset.")  # fmt: skip
     parser.option("--preset", default="quick", metavar="PRESET",
                   help="quick, small or paper; with changes as in small:length=256,batch=8.")  # fmt: skip
+    _trackers(parser)
+
+
+def _trackers(parser: Parser) -> None:
+    parser.option("--report-to", action="append", metavar="TRACKER",
+                  help="Also send the losses to tensorboard, wandb or another tracker of transformers; may be given "
+                  "several times.")  # fmt: skip
 
 
 COMMANDS = {

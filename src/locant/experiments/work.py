@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args, get_type_hints
 
 from locant.experiments.presets import Preset
@@ -54,6 +54,7 @@ class Run:
     work: Work
     scheme: str
     seed: int
+    report_to: tuple[str, ...] = field(default=(), compare=False)  # trackers; they change nothing in the run
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from html import escape
 
 from locant.report.figures import Cell, Figure, Grid, Interval, Intervals, OneModel, SideBySide, number
+from locant.report.numerals import column_texts
 
 COLOURS = 8  # defined in page.css, --c0 to --c7
 WIDE = 8  # a table of more columns has less space between them
@@ -47,9 +48,10 @@ def _table(grid: Grid) -> str:
     kinds = [_kind([row[at] for row in grid.rows]) for at in range(len(grid.header))]
     wide = ' class="wide"' if len(kinds) > WIDE else ""
     head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for kind, name in zip(kinds, grid.header, strict=True))
+    columns = [column_texts([row[at] for row in grid.rows]) for at in range(len(kinds))]
     rows = "".join(
-        "<tr>" + "".join(f"<td{kind}>{_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in grid.rows
+        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+        for row in zip(*columns, strict=True)
     )
     return (
         f'<div class="table" tabindex="0" role="region" aria-label="{escape(grid.title)}">'
@@ -63,15 +65,6 @@ def _kind(column: list[Cell]) -> str:
     if not words:
         return ' class="number"' if any(cell is not None for cell in column) else ""
     return ' class="short"' if all(len(word) <= SHORT for word in words) else ""
-
-
-def _cell(cell: Cell) -> str:
-    if isinstance(cell, str):
-        return escape(cell)
-    value = number(cell)
-    if value is None:
-        return "–"
-    return (str(value) if isinstance(value, int) else f"{value:.4g}").replace("-", "−")
 
 
 # ---- intervals ------------------------------------------------------------------------------------

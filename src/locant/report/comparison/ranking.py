@@ -5,7 +5,7 @@ from __future__ import annotations
 from locant.experiments.comparison import Comparison
 from locant.experiments.results import SchemeResult, gaps
 from locant.experiments.tasks import Task
-from locant.report.comparison.cells import between, difference_interval, direction, in_words, runs_of
+from locant.report.comparison.cells import difference_intervals, direction, in_words, runs_of, score_intervals
 from locant.report.figures import Cell, Figure, Grid, Interval, Intervals
 from locant.report.page import Section
 
@@ -43,16 +43,16 @@ def _table(comparison: Comparison, task: Task, rows: list[SchemeResult]) -> Grid
         [
             row.scheme,
             row.score.mean,
-            between(row.score.low, row.score.high),
+            interval,
             None if row.against is None else row.against.estimate.mean,
-            difference_interval(row),
+            of_difference,
             in_words(row),
             row.parameters,
             row.seconds_per_step,
             None if row.memory_mb is None else round(row.memory_mb),
             runs_of(row),
         ]
-        for row in rows
+        for row, interval, of_difference in zip(rows, score_intervals(rows), difference_intervals(rows), strict=True)
     ]
     note = (
         f"Mean {task.metric} over seeds, {direction(task)}, with its 95 % interval, and the difference to the "
