@@ -1,6 +1,6 @@
 """What may import what. The tables are the design; the tests read the import graph of src with ast.
 
-terms ← schemes ← notation ← spec ← attention ← testing
+terms ← schemes ← notation ← { imports, spec } ← attention ← testing
                                         ↑
                             runs       hf ← analysis ← { adaptation, experiments } ← papers ← report ← verbs ← cli
 
@@ -16,7 +16,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
 
-FOUNDATION = {"version", "runs", "terms", "schemes", "notation", "spec", "attention"}
+FOUNDATION = {"version", "runs", "terms", "schemes", "notation", "imports", "spec", "attention"}
 MODELS = FOUNDATION | {"hf", "analysis"}
 MAY_IMPORT = {
     "version": set(),
@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "terms": set(),
     "schemes": {"terms"},
     "notation": {"schemes"},
+    "imports": {"schemes", "notation"},
     "spec": {"terms", "schemes", "notation"},
     "attention": {"runs", "terms", "schemes", "notation", "spec"},
     "testing": FOUNDATION,

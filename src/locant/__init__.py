@@ -12,6 +12,7 @@ from locant.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from locant import attention as attention
+    from locant import imports as imports
     from locant import schemes as schemes
     from locant import spec as spec
     from locant import terms as terms
@@ -52,6 +53,7 @@ _NAMES = {
     "spec": ("per_layer", "scheme"),
     "terms": ("Terms",),
     "testing": (),
+    "imports": (),
     "hf": ("load", "native", "swap"),
     "hf.support": ("families",),
     "adaptation": ("adapt", "fit"),

@@ -2,6 +2,7 @@
 
 comparison.json    the settings; a folder with other settings is refused
 data/              tokens and tokenizer, made once for all runs
+imports/           copies of the files with code of the user's own, see `own_code`
 runs/NAME/         one folder per run, see `locant.runs.run_folder`
 """
 
@@ -14,13 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from locant.experiments import arms
+from locant import imports
+from locant.experiments import arms, own_code
 from locant.experiments.presets import find_preset
 from locant.experiments.run import load_setting, quiet
 from locant.experiments.tasks import find_task
 from locant.experiments.tasks.task import Setting
 from locant.experiments.timing import TIMED_STEPS
 from locant.experiments.work import Run, Work
+from locant.imports import Code
 from locant.runs import files, run_folder
 from locant.runs.budget import Budget
 from locant.runs.untrusted import shortened
@@ -88,6 +91,7 @@ def where(out: Path, run: Run) -> Path:
 def check_here(work: Work, schemes: Sequence[str], data: Path) -> None:
     """Raises ValueError where one of the schemes cannot be trained. It builds the models in this process."""
     quiet()
+    own_code.load(work, data)
     arms.check_all(find_task(work.task), load_setting(work, data), work.model, schemes)
 
 
@@ -95,7 +99,7 @@ def begin(
     out: Path, *, task: str, schemes: list[str], data: str | None, model: str | None, seeds: Iterable[int],
     budget: Budget | None, preset: str, calibrate: Callable[[Work, str, Path], float], baseline: bool = True,
     check: Callable[[Work, Sequence[str], Path], None] = check_here,
-    progress: Callable[[str], None] = lambda stage: None,
+    progress: Callable[[str], None] = lambda stage: None, code: Sequence[Code] = (),
 ) -> Comparison:  # fmt: skip
     """Checks the settings, prepares the data and writes comparison.json; or returns the comparison that is there.
 
@@ -103,6 +107,7 @@ def begin(
     baseline    whether the first scheme must be the baseline of the comparison that is there
     check       raises ValueError where a scheme cannot be trained
     progress    receives the name of each stage
+    code        imported code of the user's own that the task, the model or other things need; that of schemes is found
     """
     wanted = find_task(task)
     sizes = find_preset(preset, wanted.presets)
@@ -110,13 +115,18 @@ def begin(
         model = str(Path(model).absolute())  # another process or machine may have another working directory
     budget = budget or Budget(steps=sizes.steps)
     work = Work(wanted.name, model or wanted.shape, data, sizes, budget.steps or TIMED_STEPS, budget.seconds)
-    run_folder.check(out, FILE, DATA)
+    code = list({each.name: each for each in [*code, *imports.needed(schemes).values()]}.values())
+    run_folder.check(out, FILE, DATA, own_code.FOLDER)
     with run_folder.held(out, wait=True):
         if (out / FILE).exists():
-            return _extend(out, Comparison(work, tuple(schemes), tuple(seeds), ""), check, baseline=baseline)
+            there = open_folder(out)
+            work = own_code.remember(out, work, code, there.work.imports)
+            wanted_now = Comparison(work, tuple(schemes), tuple(seeds), "")
+            return _extend(out, there, wanted_now, check, baseline=baseline)
         quiet()
         progress("preparing the data")
         setting, about = _prepare(out / DATA, work)
+        work = own_code.remember(out, work, code)
         check(work, schemes, out / DATA)
         if budget.seconds is not None:
             progress("timing a step")
@@ -131,10 +141,14 @@ def begin(
 
 
 def _extend(
-    out: Path, wanted: Comparison, check: Callable[[Work, Sequence[str], Path], None], *, baseline: bool
+    out: Path,
+    there: Comparison,
+    wanted: Comparison,
+    check: Callable[[Work, Sequence[str], Path], None],
+    *,
+    baseline: bool,
 ) -> Comparison:
     """Returns the comparison in the folder, with the new seeds and schemes; ValueError if other settings differ."""
-    there = open_folder(out)
     new = wanted.work
     if new.seconds is not None and new.seconds == there.work.seconds:
         new = replace(new, steps=there.work.steps)  # a time budget is converted to steps once
@@ -152,7 +166,12 @@ def _extend(
     added = [scheme for scheme in wanted.schemes if scheme not in there.schemes]
     if added:
         check(new, added, out / DATA)
-    grown = replace(there, schemes=(*there.schemes, *added), seeds=tuple(sorted({*there.seeds, *wanted.seeds})))
+    grown = replace(
+        there,
+        work=replace(there.work, imports=new.imports),
+        schemes=(*there.schemes, *added),
+        seeds=tuple(sorted({*there.seeds, *wanted.seeds})),
+    )
     if grown != there:
         files.write_json(out / FILE, grown.to_dict())
     return grown
@@ -161,7 +180,8 @@ def _extend(
 def _settings(work: Work) -> list[tuple[str, Any]]:
     """Returns all settings by name, those of the preset included."""
     settings = work.to_dict()
-    return [*((key, value) for key, value in settings.items() if key != "preset"), *settings["preset"].items()]
+    own = ((key, value) for key, value in settings.items() if key not in ("preset", "imports"))
+    return [*own, *settings["preset"].items()]
 
 
 def _prepare(data: Path, work: Work) -> tuple[Setting, str]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from locant import imports as own
 from locant.experiments import arms, comparison, results, workers
 from locant.experiments.comparison import Comparison
 from locant.experiments.presets import find_preset
@@ -90,6 +91,7 @@ def compare(
     preset: str = "quick",
     ray: str | None = None,
     report_to: str | Sequence[str] = (),
+    imports: str | Path | Sequence[str | Path] = (),
     on_stage: OnText = _nothing,
     on_begin: Callable[[Comparison], None] = _nothing,
     on_steps: OnSteps = _nothing,
@@ -107,13 +109,15 @@ def compare(
     preset     quick, small or paper; with changes as in small:length=256,batch=8.
     ray        the address of a Ray cluster. By default runs are processes of this machine.
     report_to  trackers that transformers' Trainer reports to: tensorboard, wandb, ….
+    imports    files or modules with schemes of your own, such as my_schemes.py; `module:Class` in `schemes` works too.
     on_stage   called with the name of each stage before the runs.
     on_begin   called with the settings, before the first run.
     on_steps   called about once a second with the steps trained, the steps of all runs, and the runs left.
     on_run     called with each run that has ended.
     """
     wanted = None if budget is None else Budget.parse(budget)
-    specs = arms.specs(schemes if isinstance(schemes, str) else ",".join(schemes))
+    own.load(imports)
+    specs = arms.specs(own.expanded(schemes if isinstance(schemes, str) else ",".join(schemes)))
     reported = trackers.checked(report_to)
     out = Path(out)
     pool = _pool(ray, find_preset(preset, find_task(task).presets).threads)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedModel
 
+from locant import imports as own
 from locant.analysis import inspection
 from locant.analysis.inspection import Inspection
 from locant.analysis.table_inspection import inspect_tables
@@ -65,6 +66,7 @@ def inspect(
     compare: str | Path | PreTrainedModel | None = None,
     heads: int | None = None,
     tokenizer: Any = None,
+    imports: str | Path | Sequence[str | Path] = (),
     on_stage: OnStage = lambda model, stage, number, total: None,
 ) -> InspectionResult:
     """Measures how a model knows where its tokens are: what `locant inspect` writes to a page.
@@ -74,10 +76,12 @@ def inspect(
     compare    another model or table, shown side by side.
     heads      for a position table: attention heads of its model.
     tokenizer  of a model that was passed as an object; without one it reads random tokens.
+    imports    files or modules with the schemes of the model, if they are not of locant.
     on_stage   called before each stage with the name of the model, the stage, its number and the number of stages.
 
     A part that does not apply to the model leaves a notice in `report.notices`.
     """
+    own.load(imports)
     words = _read(text) if isinstance(text, Path) else text  # errors that would end minutes of work come first
     wanted = [model] if compare is None else [model, compare]
     bare = [None if isinstance(each, PreTrainedModel) else _tables(str(each)) for each in wanted]
