@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from locant.adaptation import checks, output_folder, sample
 from locant.adaptation.agreement import Agreement, StateAgreement, agreement_for, mean_agreement
 from locant.adaptation.batch import Batch, to_device
+from locant.adaptation.by_length import rows_by_length
 from locant.adaptation.distillation import (
     AgreementAtStep,
     Teacher,
@@ -203,9 +204,11 @@ class _Stages:
         rows.append(evaluator.row("fitted", self.model))
         evaluations = self.distill(evaluator, budget, fit_seconds)
         rows.append(evaluator.row("adapted", self.model))
+        lengths = rows_by_length(self.model, self.teacher, evaluator.batches, evaluator.outputs)
         self.part.join()
         kind = self.teacher.kind.name if self.part.notice is None else f"{self.teacher.kind.name}, encoder alone"
-        done = Adapted(self.part.whole, self.spec, kind, rows, found.of_part(self.part), evaluator.curves, evaluations)
+        done = Adapted(self.part.whole, self.spec, kind, rows, found.of_part(self.part), evaluator.curves, evaluations,
+                       lengths)  # fmt: skip
         if self.folder.kept:
             self.folder.save(done, self.tokenizer, self.source)
         self.on_result(done)

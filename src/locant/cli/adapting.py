@@ -14,6 +14,7 @@ from rich.table import Table
 
 from locant.adaptation import adapting, sample, scores
 from locant.adaptation.pooling import pooling_of
+from locant.adaptation.result import LENGTH_HEAD
 from locant.cli.terminal import console
 from locant.experiments.run import quiet
 from locant.hf import load
@@ -77,6 +78,7 @@ def _conclude(done: Any, out: Path) -> None:
     for notice in done.fit.notices:
         console.print(escape(notice), highlight=False)
     console.print(_table(done))
+    console.print(_by_length(done))
     if (out / PICTURE).exists():
         console.print(f"heads before and after: {out / PICTURE}", markup=False, highlight=False)
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
@@ -90,4 +92,15 @@ def _table(done: Any) -> Table:
     for row in done.rows:
         numbers = [row.agreement, *row.scores.values()]
         table.add_row(row.state, *(f"{number:.4f}" for number in numbers), f"{row.parameters:,}")
+    return table
+
+
+def _by_length(done: Any) -> Table:
+    """The adapted model at each length, beside the original that reads the first tokens, or windows."""
+    table = Table(title=f"agreement ({done.measure}) by length")
+    for name in LENGTH_HEAD:
+        table.add_column(name.replace(", ", ",\n"), justify="right")
+    for row in done.lengths:
+        numbers = (row.adapted, row.truncated, row.chunked)
+        table.add_row(f"{row.length:,}", *(f"{number:.4f}" for number in numbers))
     return table

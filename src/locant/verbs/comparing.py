@@ -73,7 +73,8 @@ def _row(row: SchemeResult, lengths: Sequence[int]) -> dict[str, Cell]:
         "scheme": row.scheme, "score": row.score.mean, "low": row.score.low, "high": row.score.high,
         "difference": None if gap is None else gap.mean, "difference_low": None if gap is None else gap.low,
         "difference_high": None if gap is None else gap.high,
-        "verdict": "baseline" if row.against is None else row.against.verdict, **at, "parameters": row.parameters,
+        "verdict": "baseline" if row.against is None else row.against.verdict, "test_noise": row.noise, **at,
+        "parameters": row.parameters,
         "seconds_per_step": row.seconds_per_step, "memory_mb": row.memory_mb, "finished": row.finished,
         "failed": len(row.failed), "runs": row.wanted,
     }  # fmt: skip

@@ -30,6 +30,7 @@ class Evaluation:
     values: Mapping[str, float] = field(default_factory=dict)  # by the name of the metric
     by_position: tuple[tuple[int, float], ...] = ()  # first position of a range, mean score over it
     refused: str = ""
+    noise: Mapping[str, float] = field(default_factory=dict)  # standard errors over test examples (bootstrap.py)
 
 
 @dataclass(frozen=True)
