@@ -144,8 +144,10 @@ def defined(kind: type) -> list[Any]:
 
 def code_of(thing: Any) -> Code | None:
     """Returns the imported code that defines a class or a function; None if it was not imported from here."""
-    own = _LOADED.get(thing.__module__)
-    return own or next((x for x in _LOADED.values() if thing in vars(x.module).values()), None)
+    if thing.__module__.startswith("locant."):  # a file may import it
+        return None
+    having = (x for x in _LOADED.values() if any(value is thing for value in vars(x.module).values()))
+    return _LOADED.get(thing.__module__) or next(having, None)
 
 
 def find(reference: str, *, load_module: bool) -> tuple[Any, Code]:
@@ -159,6 +161,11 @@ def find(reference: str, *, load_module: bool) -> tuple[Any, Code]:
     if not hasattr(code.module, name):
         raise ValueError(f"{code.name} has no {name!r}")
     return getattr(code.module, name), code
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text has the form `module:name`."""
+    return REFERENCE.fullmatch(text) is not None
 
 
 def expanded(specs: str) -> str:

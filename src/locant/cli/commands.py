@@ -166,8 +166,8 @@ def _reproduce(parser: Parser) -> None:
 
 def _imports(parser: Parser) -> None:
     parser.option("--import", dest="imports", action="append", type=values.own_code, metavar="CODE",
-                  help="A file such as my_schemes.py, or a module, with schemes of your own; may be given several "
-                  "times.")  # fmt: skip
+                  help="A file such as my_schemes.py, or a module, with schemes, tasks or models of your own; "
+                  "may be given several times.")  # fmt: skip
 
 
 def _specs(parser: Parser, examples: str) -> None:
@@ -200,7 +200,7 @@ def _folder(parser: Parser, help: str) -> None:
 
 
 def _task(parser: Parser) -> None:
-    parser.argument("task", "clm, mlm, glue:CoLA …, squad, algo:copy …")
+    parser.argument("task", "clm, mlm, glue:CoLA …, squad, algo:copy …, or one of your own (--import).")
 
 
 def _data(parser: Parser) -> None:
@@ -210,7 +210,8 @@ def _data(parser: Parser) -> None:
 
 
 def _model(parser: Parser) -> None:
-    parser.option("--model", metavar="MODEL", help="gpt2, llama, bert or albert from scratch, or a trained model.")
+    parser.option("--model", metavar="MODEL", help="gpt2, llama, bert or albert from scratch, a trained model, or "
+                  "module:function of your own.")  # fmt: skip
 
 
 def _training(parser: Parser) -> None:

@@ -19,7 +19,7 @@ from locant import imports
 from locant.experiments import arms, own_code
 from locant.experiments.presets import find_preset
 from locant.experiments.run import load_setting, quiet
-from locant.experiments.tasks import find_task
+from locant.experiments.tasks import Task, find_task
 from locant.experiments.tasks.task import Setting
 from locant.experiments.timing import TIMED_STEPS
 from locant.experiments.work import Run, Work
@@ -99,7 +99,7 @@ def begin(
     out: Path, *, task: str, schemes: list[str], data: str | None, model: str | None, seeds: Iterable[int],
     budget: Budget | None, preset: str, calibrate: Callable[[Work, str, Path], float], baseline: bool = True,
     check: Callable[[Work, Sequence[str], Path], None] = check_here,
-    progress: Callable[[str], None] = lambda stage: None, code: Sequence[Code] = (),
+    progress: Callable[[str], None] = lambda stage: None,
 ) -> Comparison:  # fmt: skip
     """Checks the settings, prepares the data and writes comparison.json; or returns the comparison that is there.
 
@@ -107,7 +107,6 @@ def begin(
     baseline    whether the first scheme must be the baseline of the comparison that is there
     check       raises ValueError where a scheme cannot be trained
     progress    receives the name of each stage
-    code        imported code of the user's own that the task, the model or other things need; that of schemes is found
     """
     wanted = find_task(task)
     sizes = find_preset(preset, wanted.presets)
@@ -115,7 +114,7 @@ def begin(
         model = str(Path(model).absolute())  # another process or machine may have another working directory
     budget = budget or Budget(steps=sizes.steps)
     work = Work(wanted.name, model or wanted.shape, data, sizes, budget.steps or TIMED_STEPS, budget.seconds)
-    code = list({each.name: each for each in [*code, *imports.needed(schemes).values()]}.values())
+    code = _own_code(wanted, model, schemes)
     run_folder.check(out, FILE, DATA, own_code.FOLDER)
     with run_folder.held(out, wait=True):
         if (out / FILE).exists():
@@ -177,6 +176,15 @@ def _extend(
     return grown
 
 
+def _own_code(task: Task, model: str | None, schemes: Sequence[str]) -> list[Code]:
+    """Returns the imported code of the task, of the model and of the schemes. A model `module:function` is imported."""
+    found = [imports.code_of(type(task))]
+    if model is not None and arms.is_own(model):
+        found.append(imports.find(model, load_module=True)[1])
+    every = [*found, *imports.needed(schemes).values()]
+    return list({code.source: code for code in every if code is not None}.values())
+
+
 def _settings(work: Work) -> list[tuple[str, Any]]:
     """Returns all settings by name, those of the preset included."""
     settings = work.to_dict()
@@ -188,7 +196,8 @@ def _prepare(data: Path, work: Work) -> tuple[Setting, str]:
     """Writes tokenizer and examples; from the beginning, should an earlier attempt have left a part of them."""
     task = find_task(work.task)
     shutil.rmtree(data, ignore_errors=True)
-    tokenizer = task.tokenizer(work.data, work.preset) if work.model in arms.SHAPES else _pretrained_tokenizer(work)
+    scratch = work.model in arms.SHAPES or arms.is_own(work.model)
+    tokenizer = task.tokenizer(work.data, work.preset) if scratch else _pretrained_tokenizer(work)
     data.mkdir(parents=True)
     setting = Setting(work.preset, tokenizer, data)
     about = task.prepare(work.data, setting, work.steps * work.preset.batch)

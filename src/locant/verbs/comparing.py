@@ -100,17 +100,19 @@ def compare(
 ) -> ComparisonResult:
     """Trains a model with each scheme and seed: what `locant compare` does. Writes out/report.html on the way.
 
-    task       clm, mlm, glue:CoLA …, squad, algo:copy …
+    task       clm, mlm, glue:CoLA …, squad, algo:copy …, or the name of a task of your own.
     schemes    a list of schemes, or one string with commas between them. The first is the baseline.
     out        the folder of the comparison. After an interruption, the same call resumes in it.
     data       a text file or folder, a GLUE or SQuAD folder, or the name of a data set on the hub.
-    model      gpt2, llama, bert or albert from scratch, or the folder or hub name of a trained model.
+    model      gpt2, llama, bert or albert from scratch, the folder or hub name of a trained model, or a function of
+               your own, `module:function`.
     seeds      how many runs each scheme has, or their seeds.
     budget     training of each run: 10min, 90s, 2000steps. By default that of the preset.
     preset     quick, small or paper; with changes as in small:length=256,batch=8.
     ray        the address of a Ray cluster. By default runs are processes of this machine.
     report_to  trackers that transformers' Trainer reports to: tensorboard, wandb, ….
-    imports    files or modules with schemes of your own, such as my_schemes.py; `module:Class` in `schemes` works too.
+    imports    files or modules with schemes, tasks or models of your own, such as my_schemes.py; `module:Class` in
+               `schemes` works too.
     on_stage   called with the name of each stage before the runs.
     on_begin   called with the settings, before the first run.
     on_steps   called about once a second with the steps trained, the steps of all runs, and the runs left.
