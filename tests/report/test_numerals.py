@@ -26,7 +26,7 @@ def test_a_column_keeps_its_zeros(cells, texts):
 
 
 def test_differences_have_signs():
-    assert column_texts(["", 0.5, -0.25, 0.0], 3, plus=True) == ["", "+0.50", "−0.25", "+0.00"]
+    assert column_texts(["", 0.5, -0.25, 0.0], 3, plus=True) == ["", "+0.50", "−0.25", "0.00"]
 
 
 def test_a_column_of_intervals():

@@ -92,6 +92,8 @@ def own_code(text: str) -> str:
 
 def _expanded(text: str) -> str:
     """The specs in `text`, with the name of a scheme in place of `module:Class`."""
+    if ":" not in text:
+        return text
     from locant import imports
 
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from html import escape
 
 from locant.report.figures import Cell, Figure, Grid, Interval, Intervals, OneModel, SideBySide, number
-from locant.report.numerals import column_texts
+from locant.report.numerals import column_texts, decimals, text
 
 COLOURS = 8  # defined in page.css, --c0 to --c7
 WIDE = 8  # a table of more columns has less space between them
@@ -83,7 +83,8 @@ def _intervals(figure: Intervals) -> str:
     def width(start: float, end: float) -> str:
         return f"{100 * (end - start) / (high - low):.3f}%"
 
-    rows = "".join(_interval(row, percent, width) for row in figure.rows)
+    places = decimals((value for row in figure.rows for value in (row.mean, row.low, row.high)), 3)
+    rows = "".join(_interval(row, percent, width, places) for row in figure.rows)
     ticks = "".join(f'<span style="left:{percent(tick)}">{_signed(tick)}</span>' for tick in _ticks(low, high))
     return (
         f'<div class="means" role="group" aria-label="{escape(figure.title)}">{rows}'
@@ -91,12 +92,12 @@ def _intervals(figure: Intervals) -> str:
     )
 
 
-def _interval(row: Interval, percent: Callable[[float], str], width: Callable[[float, float], str]) -> str:
+def _interval(row: Interval, percent: Callable[[float], str], width: Callable[[float, float], str], places: int) -> str:
     mean, lower, upper = map(number, (row.mean, row.low, row.high))
-    marks, words = [f'<b style="left:{percent(0)}"></b>'], "–" if mean is None else _signed(mean)
+    marks, words = [f'<b style="left:{percent(0)}"></b>'], text(mean, places, 3, plus=True)
     if lower is not None and upper is not None:
         marks.append(f'<i style="left:{percent(lower)};width:{width(lower, upper)}"></i>')
-        words += f" ({_signed(lower)} … {_signed(upper)})"
+        words += f" ({text(lower, places, 3, plus=True)} … {text(upper, places, 3, plus=True)})"
     marks += [f'<u style="left:{percent(point)}"></u>' for point in row.points if number(point) is not None]
     if mean is not None:
         marks.append(f'<s style="left:{percent(mean)}"></s>')

@@ -34,7 +34,7 @@ def text(value: Number, places: int, digits: int = DIGITS, *, plus: bool = False
     value = number(value)
     if value is None:
         return GAP
-    sign = "+" if plus else ""
+    sign = "+" if plus and value else ""
     if isinstance(value, int):
         return f"{value:{sign}d}".replace("-", "−")
     own = 0 < abs(value) < 10.0 ** (1 - places) or abs(value) >= LARGE
