@@ -1,8 +1,8 @@
 """What may import what. The tables are the design; the tests read the import graph of src with ast.
 
-terms ← schemes ← notation ← spec ← attention ← testing
+terms ← schemes ← notation ← { imports, spec } ← attention ← testing
                                         ↑
-                            runs       hf ← analysis ← { adaptation, experiments } ← papers ← report ← cli
+                            runs       hf ← analysis ← { adaptation, experiments } ← papers ← report ← verbs ← cli
 
 A ← B means: B may import A.
 """
@@ -16,7 +16,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
 
-FOUNDATION = {"version", "runs", "terms", "schemes", "notation", "spec", "attention", "transformers_config"}
+FOUNDATION = {"version", "runs", "terms", "schemes", "notation", "imports", "spec", "attention", "transformers_config"}
 MODELS = FOUNDATION | {"hf", "analysis"}
 MAY_IMPORT = {
     "version": set(),
@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "registering": {"transformers_config"},
     "schemes": {"terms"},
     "notation": {"schemes"},
+    "imports": {"schemes", "notation"},
     "spec": {"terms", "schemes", "notation"},
     "attention": {"runs", "terms", "schemes", "notation", "spec"},
     "testing": FOUNDATION,
@@ -35,7 +36,8 @@ MAY_IMPORT = {
     "experiments": MODELS,
     "papers": MODELS | {"adaptation", "experiments"},
     "report": MODELS | {"adaptation", "experiments", "papers"},
-    "cli": MODELS | {"adaptation", "experiments", "papers", "report", "testing"},
+    "verbs": MODELS | {"adaptation", "experiments", "papers", "report"},
+    "cli": MODELS | {"adaptation", "experiments", "papers", "report", "testing", "verbs"},
 }
 """Each package or module of locant, and the others it may import. The root `__init__` may import all."""
 
@@ -46,6 +48,7 @@ OPTIONAL = {
     "pwd": "not on Windows",
     "filelock": "extra",
     "matplotlib": "extra",
+    "pandas": "optional: only a DataFrame needs it",
     "plotext": "extra",
     "ray": "extra",
     "safetensors": "extra",
@@ -67,6 +70,8 @@ LAZY = {
     ("papers", "analysis"): "start-up time: the same",
     ("papers", "hf"): "start-up time: the same",
     ("registering", "transformers_config"): "optional dependency: `import locant` works without transformers",
+    ("verbs", "experiments"): "optional dependency: Ray",
+    ("verbs", "report"): "optional dependency: matplotlib",
     ("analysis", "analysis"): "optional dependency: schemes, tables and theory are analysed without transformers",
 }
 """Imports of our own modules inside functions, (importer, imported), and why they are there."""

@@ -168,6 +168,28 @@ def test_code_in_a_folder_is_never_run(kind, evil, tmp_path, monkeypatch):
     assert not marker.exists()
 
 
+def test_a_folder_that_names_code_does_not_run_it(evil, tmp_path):
+    """Neither the module that a plan names is imported, nor a file of that name in the folder."""
+    plant, marker = evil
+    locant.swap(make("gpt2"), "alibi").save_pretrained(tmp_path / "swapped")
+    plant(tmp_path / "swapped")
+    config = json.loads((tmp_path / "swapped" / "config.json").read_text())
+    plan = config["locant"]["locant"]
+    for layer in plan["stacks"][0]["layers"]:
+        layer["scheme"] = "mine"
+    for code in ("evil.py", "evil", "../evil.py", str(tmp_path / "swapped" / "evil.py")):
+        plan["imports"] = {"mine": {"code": code, "sha256": ""}}
+        (tmp_path / "swapped" / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match="runs no code of a folder by itself"):
+            locant.load(tmp_path / "swapped")
+    for wrong in ({"mine": 3}, {"mine": {"code": 3}}, []):
+        plan["imports"] = wrong
+        (tmp_path / "swapped" / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match="imports of the plan"):
+            locant.load(tmp_path / "swapped")
+    assert not marker.exists()
+
+
 def test_every_line_of_the_security_page_has_a_test():
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]

@@ -13,6 +13,7 @@ from locant.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from locant import attention as attention
+    from locant import imports as imports
     from locant import schemes as schemes
     from locant import spec as spec
     from locant import terms as terms
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from locant.schemes import SCHEMES, Scheme, Sum
     from locant.spec import per_layer, scheme
     from locant.terms import Terms
+    from locant.verbs.comparing import compare
+    from locant.verbs.inspecting import inspect
 
 __all__ = [
     "BACKENDS",
@@ -33,8 +36,10 @@ __all__ = [
     "Terms",
     "adapt",
     "attend",
+    "compare",
     "families",
     "fit",
+    "inspect",
     "load",
     "native",
     "per_layer",
@@ -49,13 +54,22 @@ _NAMES = {
     "spec": ("per_layer", "scheme"),
     "terms": ("Terms",),
     "testing": (),
+    "imports": (),
     "hf": ("load", "native", "swap"),
     "hf.support": ("families",),
     "adaptation": ("adapt", "fit"),
+    "verbs.comparing": ("compare",),
+    "verbs.inspecting": ("inspect",),
 }
 """Module -> the names that locant takes from it."""
 _MODULE = {name: module for module, names in _NAMES.items() for name in names}
-_EXTRAS = {"hf": "hf", "hf.support": "hf", "adaptation": "compare"}
+_EXTRAS = {
+    "hf": "hf",
+    "hf.support": "hf",
+    "adaptation": "compare",
+    "verbs.comparing": "compare",
+    "verbs.inspecting": "hf",
+}
 """Modules that need transformers -> the extra that installs it."""
 
 _register()
@@ -81,6 +95,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Returns the names that can be used here; those that need transformers only where it is installed."""
+    """Returns all names and modules that can be used; those that need transformers only where it is installed."""
     missing = _EXTRAS if find_spec("transformers") is None else ()
-    return sorted({*globals(), *(name for name in __all__ if _MODULE.get(name) not in missing)})
+    modules = (name for name in _NAMES if name not in _EXTRAS)
+    return sorted({*globals(), *modules, *(name for name in __all__ if _MODULE.get(name) not in missing)})

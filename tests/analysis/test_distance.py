@@ -117,3 +117,23 @@ def test_a_model_in_training_is_left_in_training():
     assert model.training
     assert not model.encoder.layer[0].training
     assert model.encoder.layer[1].training
+
+
+def test_a_head_has_two_labels_where_two_apply():
+    """Half of the weight on the first token and half on the one before: a sink, and local beside it."""
+    length = 32
+    r = torch.arange(length)[None] - torch.arange(length)[:, None]
+    visible = r <= 0
+
+    def labels(weight, entropy=0.1):
+        head = distance.describe(weight * visible, visible, r, layer=1, head=1, entropy=entropy, positional=0.5)
+        return head.label, head.labels
+
+    first = torch.zeros(length, length)
+    first[:, 0] = 0.5
+    both = ["first-token sink", "previous token"]
+    assert labels(first + 0.45 * (r == -1)) == (", ".join(both), both)
+    near = (r == -1) / 4 + (r == -2) / 4
+    assert labels(first + near) == ("first-token sink, local of width 1", ["first-token sink", "local"])
+    assert labels((r == -1).float()) == ("previous token", ["previous token"])  # which implies that it is local
+    assert labels(torch.full((length, length), 1 / length), entropy=1.0) == ("diffuse", ["diffuse"])

@@ -42,6 +42,17 @@ def test_every_part_is_made(kind, tmp_path):
     assert len(list((tmp_path / "csv").glob("*.csv"))) >= 8
 
 
+def test_the_most_positional_heads_are_named():
+    found = inspected(hf_models.make("bert"))
+    heads = sorted((head for layer in found.layers for head in layer.heads), key=lambda head: -head.positional)
+    names = [f"{head.layer}.{head.head}" for head in heads]
+    assert f"The most positional heads (layer.head): {', '.join(names[:10])}." in verdict(found)
+    (section,) = (each for each in inspection_page(found).sections if each.title == "Attention by distance")
+    assert section.figures[0].title == "The most positional heads"  # it has eight
+    assert [row[0] for row in section.figures[0].rows] == names
+    assert section.figures[1].own  # each panel has its own scale
+
+
 def test_a_swapped_model_shows_its_curves_and_is_invariant():
     found = inspected(locant.swap(hf_models.make("bert"), "tisa"))
     assert [where for where, _ in found.curves] == ["layer 1", "layer 2"]
@@ -228,7 +239,7 @@ def run(*words):
 
 
 def test_errors_come_before_the_model_is_opened(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("locant.cli.models.load", lambda *_, **__: pytest.fail("a model was opened"))
+    monkeypatch.setattr("locant.verbs.inspecting.load", lambda *_, **__: pytest.fail("a model was opened"))
     (tmp_path / "file").write_text("")
     (tmp_path / "page-csv").write_text("")
     (tmp_path / "bare").mkdir()

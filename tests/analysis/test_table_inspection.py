@@ -168,7 +168,7 @@ def test_errors_of_the_command_line(file, tmp_path):
         ([f"{file}::c.wpe"], "did you mean"),
         ([f"{tmp_path}/nowhere::wpe"], "there is no file or folder"),
         ([f"{file}::a.wpe", "--text", __file__], "reads no text"),
-        ([tmp_path / "model", "--heads", 4], "--heads is for position tables"),
+        ([tmp_path / "model", "--heads", 4], "the number of heads is for position tables"),
         ([f"{file}::a.wpe", "--heads", 0], "expected a whole number ≥ 1"),
     ):
         code, output = run(*words, "-o", tmp_path / "page.html")

@@ -1,14 +1,16 @@
 """The runs on a real Ray cluster of two workers: the numbers of one machine, and a worker that is killed."""
 
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
-from locant.experiments import ray_cluster
+from locant.experiments import own_code, ray_cluster
 from locant.experiments.comparison import DATA, open_folder, where
 from locant.runs import files, run_folder
 from tests.experiments.processes import PAUSE, STEPS, assert_same, pausing_once_on_ray
@@ -54,10 +56,14 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_numbers_are_those_of_
 
 
 @pytest.mark.slow
-def test_a_step_is_timed_on_the_cluster(cluster, whole):
+def test_a_step_is_timed_on_the_cluster_also_with_a_scheme_of_the_user(cluster, whole, tmp_path):
     work, whole_machine = open_folder(whole).work, RayCluster("local", 2)
     assert whole_machine.slots == 1
-    assert 0 < whole_machine.seconds_of_a_step(work, "native", whole / DATA) < 60
+    shutil.copytree(whole / DATA, tmp_path / DATA)
+    (tmp_path / own_code.FOLDER).mkdir()
+    (tmp_path / own_code.FOLDER / "mine.py").write_text("from locant.schemes import Nope\nclass Mine(Nope): pass\n")
+    own = replace(work, imports=("mine.py",))
+    assert 0 < whole_machine.seconds_of_a_step(own, "mine", tmp_path / DATA) < 60
     assert _timed(work, "nothing", whole / DATA).startswith("nothing cannot be trained on ")
 
 

@@ -98,7 +98,7 @@ def test_inspect_makes_the_parts_that_can_be_made(spec, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: free)
     asked = []
     monkeypatch.setattr(
-        "locant.cli.models.load", lambda *args, **given: asked.append(given) or locant.hf.load(*args, **given)
+        "locant.verbs.inspecting.load", lambda *args, **given: asked.append(given) or locant.hf.load(*args, **given)
     )
     done = locant_command("inspect", tmp_path / "model", "-o", tmp_path / "page.html")
     assert done.exit_code == 0, done.output

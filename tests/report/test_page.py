@@ -462,7 +462,7 @@ def test_tables_sort(visit, page_file):
     page = visit(page_file)
     shares = page.locator("#f7 tbody td:nth-child(3)")
     page.locator("#f7 th button", has_text="share").click()
-    assert [shares.nth(at).inner_text() for at in (0, 1, 12)] == ["−0.125", "0", "–"]
+    assert [shares.nth(at).inner_text() for at in (0, 1, 12)] == ["−0.125", "0.000", "–"]
     page.locator("#f7 th button", has_text="share").click()
     assert [shares.nth(at).inner_text() for at in (0, 12)] == ["1.571", "–"]
 

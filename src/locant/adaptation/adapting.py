@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from locant.adaptation import checks, output_folder, sample, schedule
 from locant.adaptation.agreement import Agreement, StateAgreement, agreement_for
+from locant.adaptation.by_length import rows_by_length
 from locant.adaptation.distillation import (
     AgreementAtStep,
     Teacher,
@@ -40,6 +41,7 @@ from locant.adaptation.schedule import FEW, Pace
 from locant.adaptation.scores import Score
 from locant.adaptation.silencing import silenced
 from locant.adaptation.windows import Windows
+from locant.hf import trackers
 from locant.hf.plan import plan_of
 from locant.hf.readout import native
 from locant.hf.sentence_folder import SentenceFolder, sentence_folder
@@ -73,13 +75,11 @@ def adapt(
     tokenizer: Any = None,
     out: Path | str | None = None,
     scores: Mapping[str, Score] | None = None,
-    length: int = LENGTH,
-    seed: int = 0,
-    pooling: str | None = None,
+    length: int = LENGTH, seed: int = 0, pooling: str | None = None, report_to: str | Sequence[str] = (),
     on_stage: Callable[[str], None] = lambda stage: None,
     on_evaluation: Callable[[AgreementAtStep, int], None] = lambda found, steps: None,
     on_result: Callable[[Adapted], None] = lambda done: None,
-) -> Adapted:
+) -> Adapted:  # fmt: skip
     """Gives a model another position scheme, in place, and trains it to match its original outputs.
 
     text      unlabelled prose: a string, a list of strings, or a pathlib.Path of a file or folder.
@@ -91,6 +91,7 @@ def adapt(
               (windows.py), and the adapted model is trained to match those outputs.
     pooling   how an encoder makes one vector of a text: mean, cls, lasttoken, … (pooling.py). By default as
               modules.json in the folder of the model (`model.name_or_path`) says; by the mean if there is none.
+    report_to trackers that transformers' Trainer reports to: tensorboard, wandb, ….
     on_stage  called with the name of each stage.
     on_evaluation
               called with each evaluation during training, and the number of all steps.
@@ -104,6 +105,7 @@ def adapt(
     wanted = Budget.parse(budget)
     checks.check_model(model, spec)
     checks.check_numbers(length, seed)
+    reported = trackers.checked(report_to)
     tokenizer, lines = sample.tokenizer_of(model, tokenizer), sample.pieces(text)
     source = sentence_folder(model.name_or_path or "")
     checks.check_scores(model, scores or {}, source)
@@ -121,7 +123,7 @@ def adapt(
             windows = _windows(tokenizer, sample.longest(part.model, length), causal=causal)
             lengths = sample.ladder(length, CAUSAL_LENGTH if causal and not kind.short_texts else sample.SHORTEST)
             stages = _Stages(part, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths,
-                             folder, source, on_stage, on_evaluation, on_result)  # fmt: skip
+                             folder, source, reported, on_stage, on_evaluation, on_result)  # fmt: skip
             return stages.run(wanted, scores or {})
 
 
@@ -167,6 +169,7 @@ class _Stages:
     lengths: list[int]
     folder: OutputFolder
     source: SentenceFolder | None
+    report_to: tuple[str, ...]
     on_stage: Callable[[str], None]
     on_evaluation: Callable[[AgreementAtStep, int], None]
     on_result: Callable[[Adapted], None]
@@ -198,10 +201,11 @@ class _Stages:
         evaluations = self.distill(evaluator, steps) if steps else []
         if evaluations:  # the last one was made at the end
             rows.append(evaluator.row("adapted", self.model, agreement=evaluations[-1].agreement))
+        lengths = rows_by_length(self.model, self.teacher, evaluator.batches, evaluator.outputs)
         self.part.join()
         kind = self.teacher.kind.name if self.part.notice is None else f"{self.teacher.kind.name}, encoder alone"
         done = Adapted(self.part.whole, self.spec, kind, rows, found.of_part(self.part), evaluator.curves, evaluations,
-                       notices)  # fmt: skip
+                       notices, lengths)  # fmt: skip
         if self.folder.kept:
             self.folder.save(done, self.tokenizer, self.source)
         self.on_result(done)
@@ -246,6 +250,7 @@ class _Stages:
                 out=self.folder.path,
                 keep=self.folder.kept,
                 seed=self.seed,
+                report_to=self.report_to,
                 on_evaluation=lambda found: self.on_evaluation(found, steps),
             )
 

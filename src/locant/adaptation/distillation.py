@@ -25,6 +25,7 @@ from locant.adaptation.sample import Sampler
 from locant.adaptation.windows import Tensors, Windows
 from locant.hf.modes import cache_kept
 from locant.hf.saving import in_words
+from locant.hf.trackers import report_last
 from locant.runs import files, run_folder
 
 TOKENS = 1024
@@ -129,6 +130,7 @@ def distill(
     out: Path,
     keep: bool,
     seed: int,
+    report_to: tuple[str, ...] = (),
     on_evaluation: Callable[[AgreementAtStep], None] = lambda found: None,
 ) -> list[AgreementAtStep]:
     """Trains the parameters of `student` that require a gradient, and returns all evaluations.
@@ -136,6 +138,7 @@ def distill(
     held_out   batches for evaluation, and the reduced outputs of the original for them.
     out        the folder of metrics and checkpoints. If it has a checkpoint, training resumes from it.
     keep       whether to write checkpoints.
+    report_to  trackers that the Trainer reports loss and agreement to.
     on_evaluation
                called with each evaluation.
     """
@@ -155,12 +158,13 @@ def distill(
             teacher,
             optimizer,
             model=student,
-            args=_arguments(student, teacher.kind.learning_rate, evaluations, keep=keep, seed=seed),
+            args=_arguments(student, teacher.kind.learning_rate, evaluations, report_to, keep=keep, seed=seed),
             train_dataset=batches,
             data_collator=lambda batches: batches[0],
             callbacks=[evaluations],
         )
         trainer.remove_callback(PrinterCallback)
+        report_last(trainer)
         with in_words(out):
             trainer.train(resume_from_checkpoint=None if last is None else str(last))
     student.eval()
@@ -197,6 +201,11 @@ class _Evaluations(TrainerCallback):
         best = max(range(len(self.found)), key=lambda at: self.found[at].agreement, default=0)
         return len(self.found) - 1 - best >= PATIENCE
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Adds the agreement to what trackers get."""
+        if logs is not None and self.found:
+            logs["agreement"] = self.found[-1].agreement
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         run_folder.mark_checkpoint(self.out, state.global_step)
 
@@ -231,8 +240,9 @@ class _Distiller(Trainer):
 
 
 def _arguments(
-    student: PreTrainedModel, learning_rate: float, evaluations: _Evaluations, *, keep: bool, seed: int
-) -> TrainingArguments:
+    student: PreTrainedModel, learning_rate: float, evaluations: _Evaluations, report_to: tuple[str, ...], *,
+    keep: bool, seed: int,
+) -> TrainingArguments:  # fmt: skip
     arguments = TrainingArguments(
         output_dir=str(evaluations.out),
         max_steps=evaluations.steps,
@@ -243,10 +253,11 @@ def _arguments(
         max_grad_norm=1.0,  # gradients are nearly always longer, so short and long sequences get the same weight
         train_sampling_strategy="sequential",
         seed=seed,
-        logging_strategy="no",
+        logging_strategy="steps" if report_to else "no",
+        logging_steps=evaluations.every,
         save_strategy="steps" if keep else "no",
         save_steps=evaluations.every,
-        report_to="none",
+        report_to=list(report_to) or "none",
         disable_tqdm=True,
         log_level="error",
         remove_unused_columns=False,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
+from locant.adaptation.by_length import LengthRow
 from locant.adaptation.distillation import AgreementAtStep
 from locant.adaptation.fitting import Fit
 from locant.adaptation.schedule import FEW
@@ -34,6 +35,7 @@ class Adapted:
     curves: dict[str, list[Layer]]  # attention by distance, for each state
     evaluations: list[AgreementAtStep] = field(default_factory=list)  # of agreement, during training
     notices: list[str] = field(default_factory=list)  # about the training
+    lengths: list[LengthRow] = field(default_factory=list)  # the adapted model at each length
 
     @property
     def steps(self) -> int:
@@ -46,12 +48,26 @@ class Adapted:
         return self.steps >= FEW
 
     def __str__(self) -> str:
-        """The table in Markdown."""
+        """The tables in Markdown: one row per state, and one per length."""
         scores = list(self.rows[0].scores)
         head = ["", f"agreement ({self.measure})", *scores, "position parameters"]
         lines = [
             [row.state, f"{row.agreement:.4f}", *(f"{row.scores[name]:.4f}" for name in scores), f"{row.parameters:,}"]
             for row in self.rows
         ]
-        rule = ["---", *["---:"] * (len(head) - 1)]
-        return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines])
+        at = [
+            [f"{row.length:,}", f"{row.adapted:.4f}", f"{row.truncated:.4f}", f"{row.chunked:.4f}"]
+            for row in self.lengths
+        ]
+        tables = [_markdown(head, lines), *([_markdown(self.length_head, at)] if at else [])]
+        return "\n\n".join(tables)
+
+    @property
+    def length_head(self) -> list[str]:
+        """The columns of the table by length."""
+        return ["tokens", self.rows[-1].state, "original, truncated", "original, chunked"]
+
+
+def _markdown(head: list[str], lines: list[list[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines])

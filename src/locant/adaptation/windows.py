@@ -41,9 +41,11 @@ class Windows:
 
         `outputs` is a function that accepts only batches short enough for the model.
         """
+        return outputs(batch) if self.fits(batch) else self.always(outputs, batch)
+
+    def always(self, outputs: Callable[[Batch], Tensors], batch: Batch) -> Tensors:
+        """Does the same, and cuts also texts that the model could read at once."""
         ids, mask = batch["input_ids"], batch["attention_mask"]
-        if self.fits(batch):
-            return outputs(batch)
         rows = [self._row(outputs, ids[row, : int(mask[row].sum())]) for row in range(len(ids))]
         return tuple(_padded(parts, ids.shape[1]) for parts in zip(*rows, strict=True))
 

@@ -29,13 +29,17 @@ NEAR = 8
 """The largest width of a local head, in tokens on either side."""
 
 
+SEPARATOR = ", "
+"""Between the two labels of a head."""
+
+
 @dataclass(frozen=True)
 class Head:
     """The label of a head and the numbers behind it. Numbers without a comment are shares of a row's weight."""
 
     layer: int  # from 1
     head: int  # from 1
-    label: str
+    label: str  # one or two, joined by SEPARATOR
     previous: float
     itself: float
     next: float
@@ -43,6 +47,11 @@ class Head:
     width: int  # half of the weight, the first token excluded, is within this many tokens of the query
     entropy: float  # of the weights, divided by the entropy of equal weights: 1 is diffuse
     positional: float  # share of the logits' variance that is due to position alone
+
+    @property
+    def labels(self) -> list[str]:
+        """Its labels, without the width of a local head."""
+        return ["local" if each.startswith("local") else each for each in self.label.split(SEPARATOR)]
 
 
 @dataclass(frozen=True)
@@ -138,13 +147,16 @@ def _by_column(x: Tensor, column: Tensor, visible: Tensor, n: int) -> Tensor:
 def describe(
     weight: Tensor, visible: Tensor, r: Tensor, *, layer: int, head: int, entropy: float, positional: float
 ) -> Head:
-    """Returns the label of a head, from its mean weights, the visible pairs and their offsets, all [L, L].
+    """Returns the labels of a head, from its mean weights, the visible pairs and their offsets, all [L, L].
 
     previous, next, itself, first-token sink   at least MUCH of the weight is there
     local of width w                           half of the weight, the first token excluded, is within w ≤ NEAR tokens,
                                                and equal weights would need more than twice that
     diffuse                                    the entropy is above 0.9 of that of equal weights
     mixed                                      none of these
+
+    A head may attend to two places, or be local beside a first-token sink. `local` is left out beside the labels of
+    near tokens, which imply it.
     """
     rows = visible.sum(-1) >= 4
     weight, visible, r = weight[rows], visible[rows], r[rows]
@@ -158,15 +170,11 @@ def describe(
     width, usual = _width(weight, r), _width(equal, r)
     numbers = {"previous": at(-1), "itself": at(0), "next": at(1), "first": first}
     names = {"previous": "previous token", "itself": "itself", "next": "next token", "first": "first-token sink"}
-    best = max(numbers, key=lambda name: numbers[name])
-    if numbers[best] >= MUCH:
-        label = names[best]
-    elif width <= NEAR and 2 * width < usual:
-        label = f"local of width {width}"
-    elif entropy > 0.9:
-        label = "diffuse"
-    else:
-        label = "mixed"
+    much = sorted((name for name in numbers if numbers[name] >= MUCH), key=lambda name: -numbers[name])
+    labels = [names[name] for name in much]
+    if not {*much} - {"first"} and width <= NEAR and 2 * width < usual:
+        labels.append(f"local of width {width}")
+    label = SEPARATOR.join(labels) or ("diffuse" if entropy > 0.9 else "mixed")
     return Head(layer, head, label, width=width, entropy=entropy, positional=positional, **numbers)
 
 

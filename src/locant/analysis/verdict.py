@@ -19,6 +19,8 @@ from locant.analysis.probe import Probed
 
 QUOTED = (1, 16)
 """Shifts that are quoted where they were measured: the same for every model, so that two can be compared."""
+SHOWN = 10
+"""Heads that are named as the most positional."""
 NOTHING = 1e-4
 """Relative change of the hidden states that counts as none."""
 ROUNDING = 1e-3
@@ -88,11 +90,21 @@ def _on_heads(heads: list[Head]) -> list[str]:
         most = "position" if positional else "content"
         return [f"Its one head is {heads[0].label}; {most} decides most of its logit."]
     kinds: dict[str, int] = {}
-    for head in heads:
-        kind = "local" if head.label.startswith("local") else head.label
+    for kind in (kind for head in heads for kind in head.labels):
         kinds[kind] = kinds.get(kind, 0) + 1
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]))
-    return [f"Of {len(heads)} heads: {counts}. In {positional or 'none'} of them position decides most of the logit."]
+    twice = " (some have two labels)" if sum(kinds.values()) > len(heads) else ""
+    most = ", ".join(f"{head.layer}.{head.head}" for head in most_positional(heads))
+    return [
+        f"Of {len(heads)} heads: {counts}{twice}. In {positional or 'none'} of them position decides most of the "
+        "logit.",
+        f"The most positional heads (layer.head): {most}.",
+    ]
+
+
+def most_positional(heads: list[Head]) -> list[Head]:
+    """Returns the SHOWN heads in whose logits position has the largest share, largest first."""
+    return sorted(heads, key=lambda head: -head.positional)[:SHOWN]
 
 
 def _on_probes(rows: list[Probed]) -> list[str]:

@@ -23,7 +23,7 @@ from importlib import import_module
 from locant import notation
 from locant.cli.commands import COMMANDS
 from locant.cli.errors import plain_errors
-from locant.cli.parser import Parser
+from locant.cli.parser import Parser, imports_first
 from locant.version import __version__
 
 
@@ -44,7 +44,8 @@ def _run(name: str, words: Sequence[str]) -> None:
     command = COMMANDS[name]
     parser = Parser(f"locant {name}", command.summary)
     command.declare(parser)
-    options = parser.parse(words)
+    options = parser.parse(imports_first(words))
+    options.pop("imports", None)  # what they define is known by now
     with plain_errors():
         if command.extra is not None:
             command.extra.check(f"locant {name}")

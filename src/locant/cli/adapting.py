@@ -27,7 +27,7 @@ PICTURE = "heads.png"
 
 def adapt(
     model: str, spec: str, text: Path, out: Path, budget: str, train: str, evaluate: list[str] | None, length: int,
-    pooling: str | None, seed: int,
+    pooling: str | None, seed: int, report_to: list[str] | None,
 ) -> None:  # fmt: skip
     """Gives a trained model another position scheme, trains it to agree with the original, and saves it."""
     quiet()
@@ -64,8 +64,8 @@ def adapt(
         try:
             done = adapting.adapt(
                 loaded, spec, lines, budget=budget, train=train, tokenizer=sample.tokenizer_of(loaded), out=out,
-                scores=tasks, length=length, seed=seed, pooling=pooling, on_stage=on_stage, on_evaluation=on_evaluation,
-                on_result=on_result,
+                scores=tasks, length=length, seed=seed, pooling=pooling, report_to=report_to or (), on_stage=on_stage,
+                on_evaluation=on_evaluation, on_result=on_result,
             )  # fmt: skip
         except KeyboardInterrupt:
             console.print(
@@ -81,6 +81,7 @@ def _conclude(done: Any, out: Path) -> None:
     for notice in (*done.fit.notices, *done.notices):
         console.print(escape(notice), highlight=False)
     console.print(_table(done))
+    console.print(_by_length(done))
     if (out / PICTURE).exists():
         console.print(f"heads before and after: {out / PICTURE}", markup=False, highlight=False)
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
@@ -95,4 +96,15 @@ def _table(done: Any) -> Table:
     for row in done.rows:
         numbers = [row.agreement, *row.scores.values()]
         table.add_row(row.state, *(f"{number:.4f}" for number in numbers), f"{row.parameters:,}")
+    return table
+
+
+def _by_length(done: Any) -> Table:
+    """The adapted model at each length, beside the original that reads the first tokens, or windows."""
+    table = Table(title=f"agreement ({done.measure}) by length")
+    for name in done.length_head:
+        table.add_column(name.replace(", ", ",\n"), justify="right")
+    for row in done.lengths:
+        numbers = (row.adapted, row.truncated, row.chunked)
+        table.add_row(f"{row.length:,}", *(f"{number:.4f}" for number in numbers))
     return table

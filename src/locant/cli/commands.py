@@ -34,6 +34,7 @@ def _schemes(parser: Parser) -> None:
     parser.option("--length", default=512, type=values.at_least(2), metavar="N", help="Length of the model, 2 or more.")
     parser.option("--layers", default=12, type=values.at_least(1), metavar="N", help="Layers of the model.")
     _size(parser, heads=12, width=768)
+    _imports(parser)
 
 
 def _curve(parser: Parser) -> None:
@@ -42,12 +43,14 @@ def _curve(parser: Parser) -> None:
     parser.option("--reach", default=64, type=values.at_least(1), metavar="N", help="Largest offset in the picture.")
     _size(parser, heads=12, width=768)
     _seed(parser, "the random parameters")
+    _imports(parser)
 
 
 def _check(parser: Parser) -> None:
     parser.argument("spec", "A scheme, such as tisa:kernels=5 or alibi+learned.", type=values.scheme)
     _size(parser, heads=4, width=32)
     _seed(parser, "the random parameters")
+    _imports(parser)
 
 
 def _inspect(parser: Parser) -> None:
@@ -60,6 +63,7 @@ def _inspect(parser: Parser) -> None:
     parser.option("--heads", type=values.at_least(1), metavar="N",
                   help="For a table: attention heads of its model. With it, the page has the heads of the first layer "
                   "if the file has their weights.")  # fmt: skip
+    _imports(parser)
 
 
 def _bench(parser: Parser) -> None:
@@ -71,11 +75,13 @@ def _bench(parser: Parser) -> None:
     parser.option("--repeats", default=5, type=values.at_least(3), metavar="N",
                   help="Measurements of each scheme, in turn with all others; 3 or more.")  # fmt: skip
     _file(parser, "Picture file; the numbers are written beside it as csv. Default: no picture.")
+    _imports(parser)
 
 
 def _doctor(parser: Parser) -> None:
     parser.argument("model", "Folder or hub name of a Hugging Face model: say what locant can do with it instead.",
                     nargs="?")  # fmt: skip
+    _imports(parser)
 
 
 def _swap(parser: Parser) -> None:
@@ -86,6 +92,7 @@ def _swap(parser: Parser) -> None:
     parser.option("--keep-native", action=BooleanOptionalAction, default=False,
                   help="Add the scheme to the model's own positions instead of replacing them.")  # fmt: skip
     parser.option("--impl", default="auto", metavar="NAME", help="Back end of the attention.")
+    _imports(parser)
 
 
 def _compare(parser: Parser) -> None:
@@ -98,6 +105,7 @@ def _compare(parser: Parser) -> None:
     parser.option("--seeds", default=3, type=values.at_least(1), metavar="N", help="Runs of each scheme.")
     _training(parser)
     parser.option("--ray", metavar="ADDRESS", help="Address of a Ray cluster. Default: this machine.")
+    _imports(parser)
 
 
 def _train(parser: Parser) -> None:
@@ -108,6 +116,7 @@ def _train(parser: Parser) -> None:
     _model(parser)
     _seed(parser, "the weights and of the order of the data")
     _training(parser)
+    _imports(parser)
 
 
 def _finetune(parser: Parser) -> None:
@@ -118,6 +127,7 @@ def _finetune(parser: Parser) -> None:
     _data(parser)
     _seed(parser, "the head and of the order of the data")
     _training(parser)
+    _imports(parser)
 
 
 def _adapt(parser: Parser) -> None:
@@ -139,6 +149,8 @@ def _adapt(parser: Parser) -> None:
                   help=f"How vectors are made: {', '.join(POOLING)}. Default: as modules.json of the model says; mean "
                   "if it has none.")  # fmt: skip
     _seed(parser, "the order of the text and of the scheme")
+    _trackers(parser)
+    _imports(parser)
 
 
 def _reproduce(parser: Parser) -> None:
@@ -152,6 +164,12 @@ def _reproduce(parser: Parser) -> None:
     _folder(parser, "Folder of the reproduction. The same command continues one that was stopped.")
     parser.option("--plan", action="store_true", help="Print the claims, their rules and the time, and run nothing.")
     parser.option("--long", action="store_true", help="Start even if the estimate is more than two days.")
+
+
+def _imports(parser: Parser) -> None:
+    parser.option("--import", dest="imports", action="append", type=values.own_code, metavar="CODE",
+                  help="A file such as my_schemes.py, or a module, with schemes, tasks or models of your own; "
+                  "may be given several times.")  # fmt: skip
 
 
 def _specs(parser: Parser, examples: str) -> None:
@@ -184,7 +202,7 @@ def _folder(parser: Parser, help: str) -> None:
 
 
 def _task(parser: Parser) -> None:
-    parser.argument("task", "clm, mlm, glue:CoLA …, squad, algo:copy …")
+    parser.argument("task", "clm, mlm, glue:CoLA …, squad, algo:copy …, or one of your own (--import).")
 
 
 def _data(parser: Parser) -> None:
@@ -194,7 +212,8 @@ def _data(parser: Parser) -> None:
 
 
 def _model(parser: Parser) -> None:
-    parser.option("--model", metavar="MODEL", help="gpt2, llama, bert or albert from scratch, or a trained model.")
+    parser.option("--model", metavar="MODEL", help="gpt2, llama, bert or albert from scratch, a trained model, or "
+                  "module:function of your own.")  # fmt: skip
 
 
 def _training(parser: Parser) -> None:
@@ -202,6 +221,13 @@ def _training(parser: Parser) -> None:
                   help="Training of each run: 10min, 90s, 2h or 2000steps. Default: that of the preset.")  # fmt: skip
     parser.option("--preset", default="quick", metavar="PRESET",
                   help="quick, small or paper; with changes as in small:length=256,batch=8.")  # fmt: skip
+    _trackers(parser)
+
+
+def _trackers(parser: Parser) -> None:
+    parser.option("--report-to", action="append", metavar="TRACKER",
+                  help="Also send the losses to tensorboard, wandb or another tracker of transformers; may be given "
+                  "several times.")  # fmt: skip
 
 
 COMMANDS = {

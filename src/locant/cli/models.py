@@ -7,49 +7,41 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from locant.analysis import inspection
-from locant.analysis.table_inspection import inspect_tables
-from locant.analysis.text import default_text, usable
 from locant.cli.terminal import MARKS, console
-from locant.hf import bare_tables, checkpoint, load, memory, native, swapping
+from locant.hf import load, memory, native, swapping
 from locant.hf.layers import other_layers
 from locant.hf.plan import plan_of
 from locant.hf.saving import in_words, save_tokenizer
 from locant.hf.sentence_folder import sentence_folder
 from locant.hf.support import Layers, support_of
 from locant.hf.word_order import WordOrderWarning, is_native
-from locant.report.inspection import inspection_page
-from locant.report.page import write_page
-from locant.report.side_by_side import side_by_side
-from locant.runs import new_folder, text_source
+from locant.runs import new_folder
+from locant.verbs import inspecting
 
 
 def inspect(model: str, text: Path | None, out: Path, compare: str | None, heads: int | None) -> None:
     """Writes a page of figures about one model or table, or two side by side, and prints a short verdict."""
-    # Errors that would end minutes of work are found before it starts.
-    words = None if text is None else _read(text)
     out = out / "report.html" if out.is_dir() else out
     out = out if out.suffix in (".html", ".htm") else out.with_name(f"{out.name}.html")
     tables = out.parent / f"{out.stem}-csv"
-    _check_writable(out, tables)
-    names = [model] if compare is None else [model, compare]
-    bare = [bare_tables.bare_tables(name, of_one_model=True) if bare_tables.is_bare(name) else None for name in names]
-    _check_options(bare, text, heads)
-    for name, its in zip(names, bare, strict=True):
-        if its is None:
-            _check_model(name)
-    reports = [
-        inspection_page(_inspected(name, words) if its is None else inspect_tables(its, _label(name), heads=heads))
-        for name, its in zip(names, bare, strict=True)
-    ]
-    whole = reports[0] if len(reports) == 1 else side_by_side(reports[0], reports[1])
+    _check_writable(out, tables)  # before minutes of work
+    columns = (TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def on_stage(name: str, stage: str, number: int, total: int) -> None:
+            if number == 0:  # two models may have one name
+                bars[name] = progress.add_task(name, total=total)
+            progress.update(bars[name], description=stage, completed=number)
+
+        found = inspecting.inspect(model, text=text, compare=compare, heads=heads, on_stage=on_stage)
     with new_folder.undone_on_failure(out, tables):
-        write_page(whole, out, csv_folder=tables)
-    for each in reports:
+        found.page(out, tables=tables)
+    for each in found.reports:
         console.print(f"\n[bold]{escape(each.title)}[/]")
         for sentence in each.verdict:
             console.print(f"  • {sentence}", markup=False, highlight=False)
@@ -58,74 +50,12 @@ def inspect(model: str, text: Path | None, out: Path, compare: str | None, heads
     console.print(f"page: {out}\ntables: {tables}", markup=False, highlight=False)
 
 
-def _check_options(bare: list[Any], text: Path | None, heads: int | None) -> None:
-    """Raises a ValueError for an option that neither model nor table uses."""
-    if text is not None and None not in bare:
-        raise ValueError("a position table reads no text; leave out --text")
-    if heads is not None and not any(bare):
-        raise ValueError("--heads is for position tables; a model has its number of heads in its config.json")
-
-
-def _read(path: Path) -> str:
-    words = text_source.read(path)
-    if not words.strip():
-        raise ValueError(f"{path} is empty; name a file with text")
-    return words
-
-
 def _check_writable(file: Path, folder: Path) -> None:
     """Raises a ValueError or OSError if a page or the folder of its tables cannot be written. Leaves nothing there."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"the tables are written to the folder {folder}, and a file has that name; name another page")
     for path in (file, folder):
         new_folder.check_writable(path)
-
-
-def _check_model(name: str) -> None:
-    """Raises a ValueError if there is no model of this name. Reads only its config."""
-    checkpoint.check_name(name)
-    try:
-        checkpoint.config_of(name)
-    except OSError:
-        raise ValueError(
-            f"there is no folder {name}, and no model of that name could be fetched from the Hugging Face hub"
-        ) from None
-
-
-def _inspected(name: str, words: str | None) -> inspection.Inspection:
-    """Runs all stages of an inspection on one model, with a progress bar."""
-    part = memory.part_that_fits(name)
-    loaded = load(name, layers=None if part is None else part.layers)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError):
-        tokenizer = None
-    if tokenizer is not None and not usable(tokenizer):
-        tokenizer = None
-    embeddings: Any = loaded.get_input_embeddings()
-    if not hasattr(embeddings, "weight"):
-        raise ValueError(f"{type(loaded).__name__} does not read tokens; inspect is for models of text")
-    if words is not None and tokenizer is None:
-        raise ValueError(f"{name} has no tokenizer to read the text with; leave out --text to use random tokens")
-    tokens = inspection.Tokens(tokenizer, default_text() if words is None else words, embeddings.weight.shape[0])
-    label = _label(name)
-    columns = (TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(label, total=len(inspection.STAGES))
-        steps = inspection.inspect(loaded, tokens, label, of=None if part is None else part.of)
-        for done, (stage, so_far) in enumerate(steps):
-            progress.update(task, description=stage, completed=done)
-            found = so_far
-    return found
-
-
-def _label(name: str) -> str:
-    """The title of a page: the last two parts of a path, and the key of a table; hub names as they are."""
-    path, key = bare_tables.split(name)
-    if not path.exists():
-        return name
-    short = path.name if path.is_file() else "/".join(path.resolve().parts[-2:])
-    return short if key is None else f"{short}{bare_tables.SEPARATOR}{key}"
 
 
 def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None:
@@ -208,7 +138,7 @@ def _own_positions(model: Any) -> str:
 
 def diagnose_model(name: str) -> None:
     """Prints what locant can do with a model, how it was found, and why not."""
-    _check_model(name)
+    inspecting.check_model(name)
     part = memory.part_that_fits(name)
     loaded = load(name, layers=None if part is None else part.layers)
     found = support_of(loaded)

@@ -11,6 +11,23 @@ from typing import Any, NoReturn
 from locant import notation
 from locant.cli.errors import print_error
 
+IMPORT = "--import"
+
+
+def imports_first(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command line with every `--import CODE` in front: other words may name what it defines."""
+    first: list[str] = []
+    rest: list[str] = []
+    left = iter(words)
+    for word in left:
+        if word == "--":
+            rest += [word, *left]
+        elif word == IMPORT:
+            first += [word, *(value for value in [next(left, None)] if value is not None)]
+        else:
+            (first if word.startswith(f"{IMPORT}=") else rest).append(word)
+    return first + rest
+
 
 class Parser(argparse.ArgumentParser):
     """The parser of `locant` or of one of its commands. Names of options cannot be shortened."""

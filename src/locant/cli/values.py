@@ -79,8 +79,33 @@ def budget(text: str) -> str:
 
 
 @_checked
+def own_code(text: str) -> str:
+    """A file or module with schemes of the user's own, which is imported now."""
+    from locant import imports
+
+    try:
+        imports.load(text)
+    except ImportError as problem:
+        raise ValueError(str(problem)) from None
+    return text
+
+
+def _expanded(text: str) -> str:
+    """The specs in `text`, with the name of a scheme in place of `module:Class`."""
+    if ":" not in text:
+        return text
+    from locant import imports
+
+    try:
+        return imports.expanded(text)
+    except ImportError as problem:
+        raise ValueError(str(problem)) from None
+
+
+@_checked
 def scheme_name(text: str) -> str:
     """The name of one scheme, without options."""
+    text = _expanded(text)
     parts = notation.parse(text)
     notation.check_names(parts)
     if len(parts) > 1 or parts[0].options:
@@ -91,6 +116,7 @@ def scheme_name(text: str) -> str:
 @_checked
 def scheme(text: str) -> str:
     """A scheme or a sum of schemes."""
+    text = _expanded(text)
     notation.check_names(notation.parse(text))
     return text
 
@@ -98,6 +124,7 @@ def scheme(text: str) -> str:
 @_checked
 def cycle(text: str) -> str:
     """A scheme for all layers, or a cycle over the layers such as rope/rope/rope/nope."""
+    text = _expanded(text)
     for each in notation.layers(text):
         notation.check_names(notation.parse(each))
     return text
@@ -112,6 +139,7 @@ def cycle_or_native(text: str) -> str:
 @_checked
 def arm(text: str) -> str:
     """An arm of a comparison: a scheme or cycle, native, or native+SCHEME."""
+    text = _expanded(text)
     _check_arm(text)
     return text
 
@@ -119,6 +147,7 @@ def arm(text: str) -> str:
 @_checked
 def arms(text: str) -> str:
     """Arms with commas between them."""
+    text = _expanded(text)
     for each in notation.split(text):
         _check_arm(each)
     return text

@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from locant import notation
+from locant import imports, notation
 from locant.experiments.presets import Preset
 from locant.experiments.tasks import Task
 from locant.experiments.tasks.task import Setting, longest, too_long
@@ -48,7 +49,12 @@ def build(task: Task, setting: Setting, model: str, spec: str, seed: int) -> Pre
     from locant.hf.swapping import exchange
 
     torch.manual_seed(seed)
-    made = _from_scratch(task, setting, model) if model in SHAPES else _pretrained(task, setting, model)
+    if is_own(model):
+        made, whole = _own(task, setting, model, spec)
+        if whole:
+            return made
+    else:
+        made = _from_scratch(task, setting, model) if model in SHAPES else _pretrained(task, setting, model)
     torch.manual_seed(seed)
     kept, _, rest = spec.partition("+")
     if spec == NATIVE:
@@ -84,7 +90,36 @@ def check_all(task: Task, setting: Setting, model: str, specs: Iterable[str]) ->
         check(task, setting, model, spec)
 
 
+def is_own(model: str) -> bool:
+    """Whether a model is a function of the user's own, `module:function`."""
+    return model not in SHAPES and imports.is_reference(model) and not Path(model).exists()
+
+
+def _own(task: Task, setting: Setting, model: str, spec: str) -> tuple[PreTrainedModel, bool]:
+    """Returns what a function of the user's own builds, and whether it has the scheme already."""
+    from locant.experiments.own_model import Wanted, finish
+
+    build, _ = imports.find(model, load_module=False)
+    positions = task.positions(setting.preset)
+    wanted = Wanted(setting.preset, len(setting.tokenizer), positions, task.auto, _special_tokens(setting),
+                    task.head(setting), _learned(_without_native(spec), positions))  # fmt: skip
+    made = build(wanted)
+    module = finish(made, wanted)
+    if module is not None and NATIVE in spec:
+        raise ValueError(f"{model} is a module of your own, which has no native positions; name a scheme")
+    return (made, False) if module is None else (module, True)
+
+
+def _without_native(spec: str) -> str:
+    """A spec that can be built; `native` alone becomes nope, and is refused or not used later."""
+    kept, _, rest = spec.partition("+")
+    return (rest or "nope") if kept.strip() == NATIVE else spec
+
+
 def _is_causal(model: PreTrainedModel) -> bool:
+    own: Any = model
+    if hasattr(own, "reads_later_tokens"):
+        return not own.reads_later_tokens()
     from locant.hf.facts import is_causal
 
     return is_causal(model, torch.tensor([[1, 2]]))
@@ -92,7 +127,10 @@ def _is_causal(model: PreTrainedModel) -> bool:
 
 def _with_length(spec: str, model: Any) -> str:
     """Gives a learned table the length of the training inputs: rows beyond it would never be trained."""
-    length = longest(model) or getattr(model.config, "max_position_embeddings", None)
+    return _learned(spec, longest(model) or getattr(model.config, "max_position_embeddings", None))
+
+
+def _learned(spec: str, length: int | None) -> str:
     return re.sub(r"\blearned\b(?!:)", f"learned:length={length}", spec) if length else spec
 
 
@@ -116,11 +154,15 @@ def _set_padding(model: PreTrainedModel, tokenizer: Any) -> None:
 def _from_scratch(task: Task, setting: Setting, shape: str) -> PreTrainedModel:
     import transformers
 
-    end = setting.tokenizer.eos_token_id
-    tokens = {"pad_token_id": setting.tokenizer.pad_token_id, "bos_token_id": end, "eos_token_id": end}
+    tokens = _special_tokens(setting)
     positions = task.positions(setting.preset)
     config = SHAPES[shape](setting.preset, positions, vocab_size=len(setting.tokenizer), **tokens, **task.head(setting))
     return getattr(transformers, task.auto).from_config(config)  # type: ignore[no-any-return]
+
+
+def _special_tokens(setting: Setting) -> dict[str, Any]:
+    end = setting.tokenizer.eos_token_id
+    return {"pad_token_id": setting.tokenizer.pad_token_id, "bos_token_id": end, "eos_token_id": end}
 
 
 def _gpt2(p: Preset, positions: int, **rest: Any) -> PreTrainedConfig:

@@ -2,6 +2,7 @@
 
 comparison.json    the settings; a folder with other settings is refused
 data/              tokens and tokenizer, made once for all runs
+imports/           copies of the files with code of the user's own, see `own_code`
 runs/NAME/         one folder per run, see `locant.runs.run_folder`
 """
 
@@ -14,13 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from locant.experiments import arms
+from locant import imports
+from locant.experiments import arms, own_code
 from locant.experiments.presets import find_preset
 from locant.experiments.run import load_setting, quiet
-from locant.experiments.tasks import find_task
+from locant.experiments.tasks import Task, find_task
 from locant.experiments.tasks.task import Setting
 from locant.experiments.timing import TIMED_STEPS
 from locant.experiments.work import Run, Work
+from locant.imports import Code
 from locant.runs import files, run_folder
 from locant.runs.budget import Budget
 from locant.runs.untrusted import shortened
@@ -88,6 +91,7 @@ def where(out: Path, run: Run) -> Path:
 def check_here(work: Work, schemes: Sequence[str], data: Path) -> None:
     """Raises ValueError where one of the schemes cannot be trained. It builds the models in this process."""
     quiet()
+    own_code.load(work, data)
     arms.check_all(find_task(work.task), load_setting(work, data), work.model, schemes)
 
 
@@ -110,13 +114,18 @@ def begin(
         model = str(Path(model).absolute())  # another process or machine may have another working directory
     budget = budget or Budget(steps=sizes.steps)
     work = Work(wanted.name, model or wanted.shape, data, sizes, budget.steps or TIMED_STEPS, budget.seconds)
-    run_folder.check(out, FILE, DATA)
+    code = _own_code(wanted, model, schemes)
+    run_folder.check(out, FILE, DATA, own_code.FOLDER)
     with run_folder.held(out, wait=True, resumes=(out / FILE).exists):
         if (out / FILE).exists():
-            return _extend(out, Comparison(work, tuple(schemes), tuple(seeds), ""), check, baseline=baseline)
+            there = open_folder(out)
+            work = own_code.remember(out, work, code, there.work.imports)
+            wanted_now = Comparison(work, tuple(schemes), tuple(seeds), "")
+            return _extend(out, there, wanted_now, check, baseline=baseline)
         quiet()
         progress("preparing the data")
         setting, about = _prepare(out / DATA, work)
+        work = own_code.remember(out, work, code)
         check(work, schemes, out / DATA)
         if budget.seconds is not None:
             progress("timing a step")
@@ -131,10 +140,14 @@ def begin(
 
 
 def _extend(
-    out: Path, wanted: Comparison, check: Callable[[Work, Sequence[str], Path], None], *, baseline: bool
+    out: Path,
+    there: Comparison,
+    wanted: Comparison,
+    check: Callable[[Work, Sequence[str], Path], None],
+    *,
+    baseline: bool,
 ) -> Comparison:
     """Returns the comparison in the folder, with the new seeds and schemes; ValueError if other settings differ."""
-    there = open_folder(out)
     new = wanted.work
     if new.seconds is not None and new.seconds == there.work.seconds:
         new = replace(new, steps=there.work.steps)  # a time budget is converted to steps once
@@ -152,23 +165,39 @@ def _extend(
     added = [scheme for scheme in wanted.schemes if scheme not in there.schemes]
     if added:
         check(new, added, out / DATA)
-    grown = replace(there, schemes=(*there.schemes, *added), seeds=tuple(sorted({*there.seeds, *wanted.seeds})))
+    grown = replace(
+        there,
+        work=replace(there.work, imports=new.imports),
+        schemes=(*there.schemes, *added),
+        seeds=tuple(sorted({*there.seeds, *wanted.seeds})),
+    )
     if grown != there:
         files.write_json(out / FILE, grown.to_dict())
     return grown
 
 
+def _own_code(task: Task, model: str | None, schemes: Sequence[str]) -> list[Code]:
+    """Returns the imported code of the task, of the model and of the schemes. A model `module:function` is imported."""
+    found = [imports.code_of(type(task))]
+    if model is not None and arms.is_own(model):
+        found.append(imports.find(model, load_module=True)[1])
+    every = [*found, *imports.needed(schemes).values()]
+    return list({code.source: code for code in every if code is not None}.values())
+
+
 def _settings(work: Work) -> list[tuple[str, Any]]:
     """Returns all settings by name, those of the preset included."""
     settings = work.to_dict()
-    return [*((key, value) for key, value in settings.items() if key != "preset"), *settings["preset"].items()]
+    own = ((key, value) for key, value in settings.items() if key not in ("preset", "imports"))
+    return [*own, *settings["preset"].items()]
 
 
 def _prepare(data: Path, work: Work) -> tuple[Setting, str]:
     """Writes tokenizer and examples; from the beginning, should an earlier attempt have left a part of them."""
     task = find_task(work.task)
     shutil.rmtree(data, ignore_errors=True)
-    tokenizer = task.tokenizer(work.data, work.preset) if work.model in arms.SHAPES else _pretrained_tokenizer(work)
+    scratch = work.model in arms.SHAPES or arms.is_own(work.model)
+    tokenizer = task.tokenizer(work.data, work.preset) if scratch else _pretrained_tokenizer(work)
     data.mkdir(parents=True)
     setting = Setting(work.preset, tokenizer, data)
     about = task.prepare(work.data, setting, work.steps * work.preset.batch)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
+from types import ModuleType
 from typing import Any
 
 PRELOAD = "locant.experiments.preload"
@@ -25,3 +28,18 @@ def start() -> Any:
     context.set_forkserver_preload([PRELOAD])
     forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Starts processes that do not import the caller's script.
+
+    multiprocessing imports `__main__` into every process. A script that calls `locant.compare` would then be executed
+    again in every run, and each would start another comparison. Runs need modules of locant alone.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -57,6 +57,7 @@ class SchemeResult:
     finished: int  # runs
     wanted: int
     scores: dict[int, float]  # seed -> score, of finished runs
+    noise: float | None = None  # standard error of the score of a run over test examples, mean over seeds
 
 
 def outcome(out: Path, run: Run) -> RunResult:
@@ -114,7 +115,8 @@ def table(comparison: Comparison, found: list[RunResult]) -> list[SchemeResult]:
                 _mean([each.cost["seconds_per_step"] for each in done]),
                 _mean([each.cost["memory_mb"] for each in done]),
                 {each.run.seed: each.reason for each in own if each.state == "failed"}, len(done), len(own),
-                scores[scheme],
+                scores[scheme], _mean([row["noise"].get(task.metric) for each in done for row in each.tests[:1]
+                                       if isinstance(row.get("noise"), dict)]),
             )
         )  # fmt: skip
 
@@ -170,7 +172,7 @@ def described(out: Path, found: list[RunResult]) -> dict[str, list[str]]:
     return {**{name: list(its) for name, its in values.items()}, **times}
 
 
-def _mean(values: list[float]) -> float | None:
+def _mean(values: list[Any]) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     return math.fsum(known) / len(known) if known else None
 

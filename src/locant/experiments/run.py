@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from locant.experiments import arms
+from locant.experiments import arms, own_code
 from locant.experiments.learned import store_curves
 from locant.experiments.tasks import Task, find_task
 from locant.experiments.tasks.task import Setting
@@ -107,6 +107,7 @@ def _execute(run: Run, folder: Path, data: Path, arguments: TrainingArguments, b
     from locant.hf.modes import cache_kept
 
     first = arguments.process_index == 0
+    own_code.load(run.work, data)
     task, setting = find_task(run.work.task), load_setting(run.work, data)
     model = arms.build(task, setting, run.work.model, run.scheme, run.seed)
     last = _last_checkpoint(folder, first)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from locant.experiments import arms
+from locant.experiments import arms, own_code
 from locant.experiments.run import load_setting, quiet
 from locant.experiments.tasks import find_task
 from locant.experiments.work import Work
@@ -20,6 +20,7 @@ def seconds_of_a_step(work: Work, scheme: str, data: Path) -> float:
     """Returns the median time of a training step on this machine."""
     torch.set_num_threads(work.preset.threads)
     quiet()
+    own_code.load(work, data)
     task, setting = find_task(work.task), load_setting(work, data)
     model = arms.build(task, setting, work.model, scheme, 0)
     if torch.cuda.is_available():

@@ -28,6 +28,7 @@ from locant.experiments.presets import Preset
 from locant.experiments.tasks import Task, find_task
 from locant.experiments.tasks.task import Setting
 from locant.experiments.work import Diverged, Run
+from locant.hf.trackers import report_last
 from locant.runs import files, run_folder
 from locant.schemes import Scheme
 
@@ -56,7 +57,8 @@ def training_arguments(run: Run, folder: Path) -> TrainingArguments:
         logging_steps=log,
         logging_nan_inf_filter=False,
         save_steps=-(-work.steps // CHECKPOINTS // log) * log,  # multiples of `log`: a checkpoint has no partial loss
-        report_to="none",
+        report_to=list(run.report_to) or "none",
+        run_name=run.name,
         disable_tqdm=True,
         log_level="error",
         remove_unused_columns=False,
@@ -88,6 +90,7 @@ def make_trainer(run: Run, model: PreTrainedModel, setting: Setting, arguments: 
             raise ValueError("a sharded run cannot keep models on the way; leave `kept` out of the preset")
         trainer.add_callback(Keeper(Path(str(arguments.output_dir)), preset.kept))
     trainer.add_callback(Recorder(Path(str(arguments.output_dir))))  # last: the callback above adds to the logs
+    report_last(trainer)
     # The loss is the model's own mean. Some models accept the number of labels over all processes but ignore it.
     trainer.model_accepts_loss_kwargs = False
     return trainer

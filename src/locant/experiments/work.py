@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args, get_type_hints
 
 from locant.experiments.presets import Preset
@@ -35,6 +35,7 @@ class Work:
     preset: Preset
     steps: int
     seconds: float | None = None  # the time budget that `steps` was computed from, if there was one
+    imports: tuple[str, ...] = ()  # code of the user's own: modules, and names of files in the folder of imports
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings for a JSON file."""
@@ -44,7 +45,11 @@ class Work:
     def from_dict(cls, data: dict[str, Any]) -> Work:
         """Returns the settings that `to_dict` wrote; ValueError if they are others."""
         preset = Preset(**checked(data.get("preset"), Preset))
-        return cls(**{**checked({**data, "preset": preset}, cls), "preset": preset})
+        imports = data.get("imports", [])
+        if not isinstance(imports, list) or not all(isinstance(x, str) and "/" not in x for x in imports):
+            raise ValueError(f"imports must be a list of names, got {shortened(imports)}")
+        rest = {name: value for name, value in data.items() if name != "imports"}
+        return cls(**{**checked({**rest, "preset": preset}, cls), "imports": tuple(imports)})
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Run:
     work: Work
     scheme: str
     seed: int
+    report_to: tuple[str, ...] = field(default=(), compare=False)  # trackers; they change nothing in the run
 
     @property
     def name(self) -> str:

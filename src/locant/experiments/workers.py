@@ -149,8 +149,9 @@ class LocalWorkers:
         group = [
             self.context.Process(target=_answer, args=(queue, function, *arguments), daemon=True) for _ in range(count)
         ]
-        for process in group:
-            process.start()
+        with fork_server.without_main():
+            for process in group:
+                process.start()
         for process in group:
             process.join()
         if any(process.exitcode for process in group):
@@ -170,7 +171,8 @@ class LocalWorkers:
                     receiver, sender = self.context.Pipe(duplex=False)
                     arguments = (run, here, data, slot if self.devices else -1, sender)
                     process = self.context.Process(target=_run_process, args=arguments, name=run.name)
-                    process.start()
+                    with fork_server.without_main():
+                        process.start()
                     sender.close()
                     busy[slot] = (process, here, receiver)
                 for slot, (process, here, receiver) in list(busy.items()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from locant.hf import checkpoint, interface, relative_key
+from locant import imports as own
+from locant.hf import checkpoint, interface, own_schemes, relative_key
 from locant.hf.attaching import attach, set_length
 from locant.hf.building import in_words, open_model
 from locant.hf.checkpoint import Weights
@@ -64,15 +65,20 @@ def _taken(path: str, config: Any) -> dict[str, Any]:
     }
 
 
-def load(path: str | Path, auto: Any = None, *, layers: int | None = None, **kwargs: Any) -> PreTrainedModel:
+def load(
+    path: str | Path, auto: Any = None, *, layers: int | None = None,
+    imports: str | Path | Sequence[str | Path] = (), **kwargs: Any,
+) -> PreTrainedModel:  # fmt: skip
     """Opens a folder of a swapped model; also a checkpoint with `position_embedding_type` relative_key(_query).
 
     auto      an Auto class or a model class (AutoModelForMaskedLM, BertModel, …); by default the class that was saved.
     layers    how many layers to open, from the first one on; for a model that does not fit into memory.
+    imports   files or modules with schemes of your own that the model has. Code of a folder runs only if you name it.
     kwargs    go to its `from_pretrained`: dtype, device_map, num_labels, ….
     """
     if kwargs.pop("trust_remote_code", False):
         raise ValueError(f"locant never runs code from a model folder; open {path} without trust_remote_code")
+    own.load(imports)
     where = {name: kwargs[name] for name in ("revision", "subfolder", "cache_dir", "token") if name in kwargs}
     checkpoint.check_name(path, kwargs.get("subfolder", ""))
     data = checkpoint.config_of(path, **where)
@@ -105,6 +111,7 @@ def _load_swapped(
     planned = inner.pop("locant", None)
     with in_words(path):
         check_plan(planned, weights)
+        own_schemes.check(path, planned)
         for stack in planned["stacks"]:
             stack["layers"] = stack["layers"][:layers]
         with torch.device("meta"):  # first, so that an unknown scheme raises before anything is built

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from locant import spec
-from locant.hf import interface
+from locant.hf import interface, own_schemes
 from locant.hf.mechanisms import Replaced
 from locant.schemes import Scheme
 
@@ -94,6 +94,7 @@ class Plan:
             "keep_native": self.keep_native,
             "unlearned": self.unlearned,
             **({} if self.family is None else {"family": self.family}),
+            **({"imports": own} if (own := own_schemes.described(map(str, self.schemes()))) else {}),
             "stacks": [
                 {
                     "path": stack.path,

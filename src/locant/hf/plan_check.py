@@ -18,12 +18,12 @@ from locant.hf.plan import Attention, Plan, StackPlan
 from locant.runs.untrusted import shortened
 
 PLAN: dict[str, Any] = {
-    "format": int, "impl": str, "keep_native": bool, "unlearned": bool, "family": dict, "stacks": list,
+    "format": int, "impl": str, "keep_native": bool, "unlearned": bool, "family": dict, "stacks": list, "imports": dict,
 }  # fmt: skip
 STACK: dict[str, Any] = {"path": str, "width": int, "embed": str | None, "native_count": bool, "layers": list}
 LAYER: dict[str, Any] = {"module": str, "n_heads": int, "head_dim": int, "scheme": str, "same_as": str}
 """The entries of a plan, of a stack and of a layer, and their types."""
-LATER = {"unlearned", "native_count", "family"}
+LATER = {"unlearned", "native_count", "family", "imports"}
 """Entries that older folders, or those of listed families, do not have."""
 HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
 HEAD_DIMS = ("head_dim", "attention_head_size", "key_value_proj_dim")

@@ -18,6 +18,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from locant.hf import own_schemes
 from locant.hf.checkpoint import hub_name
 from locant.hf.facts import maximum_length
 from locant.hf.layers import other_layers
@@ -75,6 +76,7 @@ def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: An
         "locant": {"family": config.pop("model_type"), **config},
     }
     files.write(path, json.dumps(ours, indent=2) + "\n")
+    own_schemes.save_code(map(str, plan.schemes()), folder)
     card = folder / "README.md"
     if not card.exists() or "tags: [locant" in card.read_text(encoding="utf-8"):
         files.write(card, model_card(self, plan))

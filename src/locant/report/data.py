@@ -37,7 +37,12 @@ def _drawing(figure: Figure) -> dict[str, Any]:
             "diverging": figure.diverging,
         }
     if isinstance(figure, Small):
-        return {**shared, "columns": figure.columns, "panels": [_drawing(panel) for panel in figure.panels]}
+        return {
+            **shared,
+            "columns": figure.columns,
+            "own": figure.own,
+            "panels": [_drawing(panel) for panel in figure.panels],
+        }
     if isinstance(figure, SideBySide):
         sides = {"left": figure.left, "right": figure.right}
         return {**shared, **{side: None if part is None else _drawing(part) for side, part in sides.items()}}

@@ -79,12 +79,17 @@ class Heat:
 
 @dataclass(frozen=True)
 class Small:
-    """Small multiples, for example one panel per head; at most `columns` panels side by side."""
+    """Small multiples, for example one panel per head; at most `columns` panels side by side.
+
+    Panels share one scale. With `own` each begins with its own, for panels of which one would flatten all others. The
+    reader can change it.
+    """
 
     title: str
     note: str
     panels: tuple[Lines | Heat, ...]
     columns: int = 6
+    own: bool = False
 
     def __post_init__(self) -> None:
         if self.columns < 1:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from html import escape
 
 from locant.report.figures import Cell, Figure, Grid, Interval, Intervals, OneModel, SideBySide, number
+from locant.report.numerals import column_texts, decimals, text
 
 COLOURS = 8  # defined in page.css, --c0 to --c7
 WIDE = 8  # a table of more columns has less space between them
@@ -47,9 +48,10 @@ def _table(grid: Grid) -> str:
     kinds = [_kind([row[at] for row in grid.rows]) for at in range(len(grid.header))]
     wide = ' class="wide"' if len(kinds) > WIDE else ""
     head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for kind, name in zip(kinds, grid.header, strict=True))
+    columns = [column_texts([row[at] for row in grid.rows]) for at in range(len(kinds))]
     rows = "".join(
-        "<tr>" + "".join(f"<td{kind}>{_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in grid.rows
+        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+        for row in zip(*columns, strict=True)
     )
     return (
         f'<div class="table" tabindex="0" role="region" aria-label="{escape(grid.title)}">'
@@ -63,15 +65,6 @@ def _kind(column: list[Cell]) -> str:
     if not words:
         return ' class="number"' if any(cell is not None for cell in column) else ""
     return ' class="short"' if all(len(word) <= SHORT for word in words) else ""
-
-
-def _cell(cell: Cell) -> str:
-    if isinstance(cell, str):
-        return escape(cell)
-    value = number(cell)
-    if value is None:
-        return "–"
-    return (str(value) if isinstance(value, int) else f"{value:.4g}").replace("-", "−")
 
 
 # ---- intervals ------------------------------------------------------------------------------------
@@ -90,7 +83,8 @@ def _intervals(figure: Intervals) -> str:
     def width(start: float, end: float) -> str:
         return f"{100 * (end - start) / (high - low):.3f}%"
 
-    rows = "".join(_interval(row, percent, width) for row in figure.rows)
+    places = decimals((value for row in figure.rows for value in (row.mean, row.low, row.high)), 3)
+    rows = "".join(_interval(row, percent, width, places) for row in figure.rows)
     ticks = "".join(f'<span style="left:{percent(tick)}">{_signed(tick)}</span>' for tick in _ticks(low, high))
     return (
         f'<div class="means" role="group" aria-label="{escape(figure.title)}">{rows}'
@@ -98,12 +92,12 @@ def _intervals(figure: Intervals) -> str:
     )
 
 
-def _interval(row: Interval, percent: Callable[[float], str], width: Callable[[float, float], str]) -> str:
+def _interval(row: Interval, percent: Callable[[float], str], width: Callable[[float, float], str], places: int) -> str:
     mean, lower, upper = map(number, (row.mean, row.low, row.high))
-    marks, words = [f'<b style="left:{percent(0)}"></b>'], "–" if mean is None else _signed(mean)
+    marks, words = [f'<b style="left:{percent(0)}"></b>'], text(mean, places, 3, plus=True)
     if lower is not None and upper is not None:
         marks.append(f'<i style="left:{percent(lower)};width:{width(lower, upper)}"></i>')
-        words += f" ({_signed(lower)} … {_signed(upper)})"
+        words += f" ({text(lower, places, 3, plus=True)} … {text(upper, places, 3, plus=True)})"
     marks += [f'<u style="left:{percent(point)}"></u>' for point in row.points if number(point) is not None]
     if mean is not None:
         marks.append(f'<s style="left:{percent(mean)}"></s>')

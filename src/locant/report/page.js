@@ -152,9 +152,9 @@
 
   // ---- scales that panels share
 
-  // Panels share one scale until the reader chooses own scales.
+  // Panels share one scale, or each has its own; the reader can change it.
   class Scales {
-    constructor(figures) { this.figures = figures; this.own = false; this.hidden = new Set(); this.known = new Map(); }
+    constructor(figures, own = false) { this.figures = figures; this.own = own; this.hidden = new Set(); this.known = new Map(); }
 
     // Caches the result of `work` until a line is hidden or shown, or the scales change.
     once(figure, work) {
@@ -733,11 +733,11 @@
   function put(element, at) {
     const boxes = [...element.querySelectorAll(".plot")];
     const parts = boxes.map((box) => (box.dataset.side ? FIGURES[at][box.dataset.side] : FIGURES[at]));
-    const scales = new Scales(parts.flatMap((part) => part.panels || [part]));
+    const scales = new Scales(parts.flatMap((part) => part.panels || [part]), parts.some((part) => part.own));
     const placed = boxes.map((box, i) => (parts[i].kind === "Small" ? putSmall : putSingle)(box, parts[i], parts[i].kind === "Lines" ? new Scales([parts[i]]) : scales));
     const tools = element.querySelector(".tools");
     if (scales.figures.length > 1 && parts.every((part) => part.kind !== "Lines")) {
-      const button = html("button", { type: "button", class: "scales" }, "own scales");
+      const button = html("button", { type: "button", class: "scales" }, scales.own ? "same scale" : "own scales");
       button.title = "one scale for all panels, or one for each";
       button.addEventListener("click", () => {
         scales.change();

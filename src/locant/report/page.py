@@ -41,7 +41,7 @@ class Report:
 def write_page(report: Report, path: Path, *, csv_folder: Path | None = None) -> Path:
     """Writes the page, and the numbers of each figure into `csv_folder`. Returns the path of the page."""
     path = Path(path)
-    files.write(path, _page(report))
+    files.write(path, page_html(report))
     if csv_folder is not None:
         named = {csv_name(index, figure): figure for index, figure in enumerate(figures_of(report))}
         for name, figure in named.items():
@@ -63,7 +63,8 @@ def figures_of(report: Report) -> list[Figure]:
     return [figure for section in report.sections for figure in section.figures]
 
 
-def _page(report: Report) -> str:
+def page_html(report: Report) -> str:
+    """Returns the page as text."""
     here = resources.files("locant.report")
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     contents = "".join(

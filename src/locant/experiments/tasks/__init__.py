@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
+from locant import imports
 from locant.experiments.tasks.algo import PUZZLES, Algo
 from locant.experiments.tasks.glue import KINDS, Glue
 from locant.experiments.tasks.language import Causal, Masked
@@ -25,12 +26,20 @@ DETAILED: dict[str, tuple[str, ...]] = {"glue": tuple(KINDS), "algo": tuple(PUZZ
 
 
 def find_task(name: str) -> Task:
-    """Returns the task of a name such as `clm` or `glue:CoLA`; upper and lower case of the second part are the same."""
+    """Returns the task of a name such as `clm` or `glue:CoLA`, or one of imported code, by its `name`.
+
+    Upper and lower case of the second part are the same.
+    """
+    own = {cls.name: cls for cls in imports.defined(Task)}
+    if name in own and name not in TASKS:
+        found: Task = own[name]()
+        return found
     kind, _, detail = name.partition(":")
     if kind not in TASKS:
         near = difflib.get_close_matches(kind, TASKS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown task {name!r}{hint}; choose one of: {', '.join(task_names())}")
+        raise ValueError(f"unknown task {name!r}{hint}; choose one of: {', '.join(task_names())}; a task of your "
+                         "own needs its file: imports='FILE.py' (--import FILE.py)")  # fmt: skip
     if kind in DETAILED:
         known = {each.lower(): each for each in DETAILED[kind]}
         if detail.lower() not in known:

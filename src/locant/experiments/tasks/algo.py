@@ -38,6 +38,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from locant.experiments.bootstrap import test_noise
 from locant.experiments.presets import PUZZLE, Preset
 from locant.experiments.tasks.task import TOKENS_AT_ONCE, Evaluation, Setting, Task, too_long
 
@@ -211,10 +212,12 @@ class Algo(Task):
             if reason:
                 yield Evaluation(size, refused=f"{reason}, and this has {tokens} tokens")
             else:
-                yield Evaluation(size, self._test(model, size, setting.preset.evaluated))
+                values, noise = self._test(model, size, setting.preset.evaluated)
+                yield Evaluation(size, values, noise=noise)
 
     @torch.no_grad()
-    def _test(self, model: PreTrainedModel, size: int, count: int) -> dict[str, float]:
+    def _test(self, model: PreTrainedModel, size: int, count: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns the scores on puzzles of one size, and their noise."""
         # optional, and takes a second
         from torchmetrics.functional.classification import multiclass_accuracy, multiclass_exact_match
 
@@ -231,7 +234,10 @@ class Algo(Task):
             predicted.append(logits.argmax(-1))
             answers.append(ids[:, -answer:])
         found, wanted, classes = torch.cat(predicted), torch.cat(answers), len(VOCABULARY)
-        return {
+        values = {
             "exact": float(multiclass_exact_match(found, wanted, classes)),
             "token": float(multiclass_accuracy(found, wanted, classes, average="micro")),
         }
+        right = (found == wanted).double()
+        each = {"exact": right.amin(1), "token": right.mean(1)}
+        return values, test_noise(lambda at: {name: float(of[at].mean()) for name, of in each.items()}, len(right))

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from locant.experiments.bootstrap import test_noise
 from locant.experiments.presets import FINETUNE
 from locant.experiments.tasks.rows import Rows, batches, fit, open_rows, pad, small, spread, write_rows
 from locant.experiments.tasks.task import Evaluation, Setting, Task, order
@@ -163,14 +164,16 @@ class Glue(Task):
             yield Evaluation(length, refused=str(problem))
             return
         if self.format.tests is None:
-            (values,) = found.values()
+            ((values, noise),) = found.values()
         else:
-            values = {test.removeprefix("dev_"): scores["accuracy"] for test, scores in found.items()}
+            values = {test.removeprefix("dev_"): scores["accuracy"] for test, (scores, _) in found.items()}
             values = {self.metric: math.fsum(values.values()) / len(values), **values}
-        yield Evaluation(length, values)
+            noise = {}
+        yield Evaluation(length, values, noise=noise)
 
     @torch.no_grad()
-    def _test(self, model: PreTrainedModel, setting: Setting, test: str) -> dict[str, float]:
+    def _test(self, model: PreTrainedModel, setting: Setting, test: str) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns the scores on a part, and their noise."""
         table = open_rows(setting.folder / f"{test}.arrow")
         device, predicted = next(model.parameters()).device, torch.zeros(len(table), dtype=torch.float64)
         for numbers, rows in batches(table):
@@ -180,7 +183,12 @@ class Glue(Task):
                 raise ValueError("the outputs of the model contain NaN or infinity, so they have no score")
             predicted[numbers] = logits.argmax(-1).double() if self.format.labels else logits[:, 0]
         kind = int if self.format.labels else float
-        return self.kind.scores([kind(x) for x in predicted.tolist()], [kind(x) for x in table["labels"]])
+        found, labels = [kind(x) for x in predicted.tolist()], [kind(x) for x in table["labels"]]
+
+        def of(numbers: list[int]) -> dict[str, float]:
+            return self.kind.scores([found[at] for at in numbers], [labels[at] for at in numbers])
+
+        return self.kind.scores(found, labels), test_noise(of, len(found))
 
     def _read(self, data: str | None) -> tuple[dict[str, Part], str]:
         """Returns the parts by file name, `train` first, and their source."""

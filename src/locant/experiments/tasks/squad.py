@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from locant.experiments.bootstrap import test_noise
 from locant.experiments.presets import ANSWERS
 from locant.experiments.tasks.rows import Rows, batches, fit, open_rows, pad, small, spread, write_rows
 from locant.experiments.tasks.task import Evaluation, Setting, Task, order, too_long
@@ -117,10 +118,12 @@ class Squad(Task):
             if reason:
                 yield Evaluation(length, refused=reason)
             else:
-                yield Evaluation(length, self._test(model, setting, length))
+                values, noise = self._test(model, setting, length)
+                yield Evaluation(length, values, noise=noise)
 
     @torch.no_grad()
-    def _test(self, model: PreTrainedModel, setting: Setting, length: int) -> dict[str, float]:
+    def _test(self, model: PreTrainedModel, setting: Setting, length: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns the scores on inputs of one length, and their noise."""
         questions, device = open_rows(setting.folder / "questions.arrow"), next(model.parameters()).device
         best = [Span(-torch.inf, 0, 0)] * len(questions)
         for _, rows in batches(open_rows(setting.folder / f"test-{length}.arrow")):
@@ -128,7 +131,8 @@ class Squad(Task):
             found = model(**inputs)
             for row, span in zip(rows, spans(found.start_logits, found.end_logits, rows), strict=True):
                 best[row["question"]] = max(best[row["question"]], span, key=lambda span: span.score)
-        return score(questions, best)
+        each = score_each(questions, best)
+        return mean_scores(each), test_noise(lambda at: mean_scores([each[number] for number in at]), len(each))
 
 
 # ---- windows --------------------------------------------------------------------------------------
@@ -239,6 +243,16 @@ def spans(start_logits: Tensor, end_logits: Tensor, rows: Sequence[dict[str, Any
 
 def score(questions: Any, best: Sequence[Span]) -> dict[str, float]:
     """Returns exact match and F1 of the answers, in per cent."""
+    return mean_scores(score_each(questions, best))
+
+
+def mean_scores(each: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Returns the mean over questions of each score."""
+    return {name: math.fsum(scores[name] for scores in each) / len(each) for name in ("exact_match", "f1")}
+
+
+def score_each(questions: Any, best: Sequence[Span]) -> list[dict[str, float]]:
+    """Returns exact match and F1 of each answer, in per cent."""
     from torchmetrics.functional.text.squad import squad  # optional, and takes a second
 
     # torchmetrics adds the scores of several questions in single precision: over the 10,570 test questions F1 is then
@@ -247,8 +261,8 @@ def score(questions: Any, best: Sequence[Span]) -> dict[str, float]:
     for question, span in zip(questions, best, strict=True):
         predicted = {"id": question["id"], "prediction_text": question["context"][span.start : span.end]}
         answers = {"id": question["id"], "answers": {"text": question["answers"], "answer_start": []}}
-        found.append(squad(predicted, answers))
-    return {name: math.fsum(float(each[name]) for each in found) / len(found) for name in ("exact_match", "f1")}
+        found.append({name: float(value) for name, value in squad(predicted, answers).items()})
+    return found
 
 
 # ---- files ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from locant.experiments.results import SchemeResult
 from locant.experiments.tasks import Task
+from locant.report.numerals import interval_texts
 
 STATES = {"done": "finished", "failed": "failed", "begun": "under way", "new": "to come"}
 """The states of a run, as the page names them."""
@@ -36,15 +37,12 @@ def runs_of(row: SchemeResult) -> str:
     return f"{row.finished} of {row.wanted}{failed}"
 
 
-def between(low: float | None, high: float | None, *, plus: bool = False) -> str:
-    """Returns an interval as text, empty where there is none; `plus` is for differences, whose signs matter."""
-    if low is None or high is None:
-        return ""
-    sign = "+" if plus else ""
-    digits = 3 if plus else 4
-    return f"{low:{sign}.{digits}g} … {high:{sign}.{digits}g}".replace("-", "−")
+def score_intervals(rows: Sequence[SchemeResult]) -> list[str]:
+    """Returns the column of the intervals of scores, empty where there is none."""
+    return interval_texts([(row.score.low, row.score.high) for row in rows])
 
 
-def difference_interval(row: SchemeResult) -> str:
-    """Returns the interval of the difference to the baseline; empty for the baseline itself."""
-    return "" if row.against is None else between(row.against.estimate.low, row.against.estimate.high, plus=True)
+def difference_intervals(rows: Sequence[SchemeResult]) -> list[str]:
+    """Returns the column of the intervals of differences to the baseline; empty for the baseline itself."""
+    gaps = [None if row.against is None else (row.against.estimate.low, row.against.estimate.high) for row in rows]
+    return interval_texts(gaps, 3, plus=True)

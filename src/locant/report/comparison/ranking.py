@@ -5,7 +5,7 @@ from __future__ import annotations
 from locant.experiments.comparison import Comparison
 from locant.experiments.results import SchemeResult, gaps
 from locant.experiments.tasks import Task
-from locant.report.comparison.cells import between, difference_interval, direction, in_words, runs_of
+from locant.report.comparison.cells import difference_intervals, direction, in_words, runs_of, score_intervals
 from locant.report.figures import Cell, Figure, Grid, Interval, Intervals
 from locant.report.page import Section
 
@@ -37,30 +37,47 @@ def ranking_section(comparison: Comparison, task: Task, rows: list[SchemeResult]
 
 
 def _table(comparison: Comparison, task: Task, rows: list[SchemeResult]) -> Grid:
-    header = ("scheme", task.metric, "95 % interval", f"minus {comparison.schemes[0]}", "its interval", "in words",
-              "parameters", "s/step", "MB", "runs")  # fmt: skip
+    noisy = any(row.noise is not None for row in rows)
+    header = ["scheme", task.metric, "95 % interval", f"minus {comparison.schemes[0]}", "its interval", "in words",
+              *(["± test set"] if noisy else []), "parameters", "s/step", "MB", "runs"]  # fmt: skip
     cells: list[list[Cell]] = [
         [
             row.scheme,
             row.score.mean,
-            between(row.score.low, row.score.high),
+            interval,
             None if row.against is None else row.against.estimate.mean,
-            difference_interval(row),
+            of_difference,
             in_words(row),
+            *([None if row.noise is None else NORMAL * row.noise] if noisy else []),
             row.parameters,
             row.seconds_per_step,
             None if row.memory_mb is None else round(row.memory_mb),
             runs_of(row),
         ]
-        for row in rows
+        for row, interval, of_difference in zip(rows, score_intervals(rows), difference_intervals(rows), strict=True)
     ]
     note = (
         f"Mean {task.metric} over seeds, {direction(task)}, with its 95 % interval, and the difference to the "
-        "baseline, seed by seed. Parameters are those of the scheme: the model has this many more than without "
-        "positions. Seconds per step and peak memory are those of the machine that ran training and test. They are "
-        "comparable only if nothing else ran there; differences of a few per cent between schemes are normal."
+        "baseline, seed by seed. Intervals are over seeds: they tell how much another training would change the score "
+        f"on the same test set. {_on_noise(noisy)}Parameters are those of the scheme: the model has this many more "
+        "than without positions. Seconds per step and peak memory are those of the machine that ran training and test. "
+        "They are comparable only if nothing else ran there; differences of a few per cent between schemes are normal."
     )
     return Grid("Ranked", note, header, cells)
+
+
+def _on_noise(noisy: bool) -> str:
+    if not noisy:
+        return "They do not contain the noise of the test set. "
+    return (
+        "Other test examples would change it too: ± test set is the half of a 95 % interval of one run, by a bootstrap "
+        "over the test examples. All schemes are tested on the same examples, so differences between them have less of "
+        "this noise. A difference far below it may not hold on other data. "
+    )
+
+
+NORMAL = 1.96
+"""Standard errors in the half of a 95 % interval."""
 
 
 def _differences(comparison: Comparison, task: Task, compared: tuple[Interval, ...]) -> Intervals:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.measure import Measurement
@@ -14,7 +12,9 @@ from rich.text import Text
 from locant.experiments.comparison import Comparison
 from locant.experiments.results import SchemeResult
 from locant.experiments.tasks import find_task
-from locant.report.comparison.cells import between, difference_interval, in_words, runs_of, tested_lengths
+from locant.report.comparison.cells import difference_intervals, in_words, runs_of, score_intervals, tested_lengths
+from locant.report.figures import Cell
+from locant.report.numerals import column_texts
 
 
 def terminal_table(comparison: Comparison, rows: list[SchemeResult], sentences: list[str], width: int) -> Group:
@@ -24,15 +24,15 @@ def terminal_table(comparison: Comparison, rows: list[SchemeResult], sentences: 
     minus = f"− {comparison.schemes[0]}"
     columns: dict[str, list[str]] = {
         "scheme": [row.scheme for row in rows],
-        metric: [_short(row.score.mean) for row in rows],
-        "95 % interval": [between(row.score.low, row.score.high) for row in rows],
-        minus: ["" if row.against is None else _short(row.against.estimate.mean, "+.3g") for row in rows],
-        "its interval": [difference_interval(row) for row in rows],
+        metric: column_texts([row.score.mean for row in rows]),
+        "95 % interval": score_intervals(rows),
+        minus: column_texts(["" if row.against is None else row.against.estimate.mean for row in rows], 3, plus=True),
+        "its interval": difference_intervals(rows),
         "in words": [in_words(row) for row in rows],
-        **{f"at {length:,}": [_short_at(row, length) for row in rows] for length in longer},
+        **{f"at {length:,}": column_texts([_at(row, length) for row in rows]) for length in longer},
         "runs": [runs_of(row) for row in rows],
-        "s/step": [_short(row.seconds_per_step, ".3g") for row in rows],
-        "MB": [_short(row.memory_mb, ".0f") for row in rows],
+        "s/step": column_texts([row.seconds_per_step for row in rows], 3),
+        "MB": column_texts([None if row.memory_mb is None else round(row.memory_mb) for row in rows]),
         "parameters": ["–" if row.parameters is None else f"{row.parameters:,}" for row in rows],
     }
     lengths = [f"at {length:,}" for length in longer]
@@ -61,11 +61,7 @@ def _width(table: Table) -> int:
     return Measurement.get(console, console.options, table).maximum
 
 
-def _short(value: float | None, shape: str = ".4g") -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:{shape}}".replace("-", "−")
-
-
-def _short_at(row: SchemeResult, length: int) -> str:
+def _at(row: SchemeResult, length: int) -> Cell:
     if length in row.refused:
         return "cannot"
-    return _short(row.by_length[length].mean if length in row.by_length else None)
+    return row.by_length[length].mean if length in row.by_length else None

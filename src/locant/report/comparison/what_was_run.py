@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from locant.experiments import own_code
 from locant.experiments.comparison import Comparison
 from locant.experiments.results import RunResult, described
 from locant.experiments.tasks import Task, find_task
@@ -83,6 +84,8 @@ def command(comparison: Comparison, name: str) -> str:
     words += ["--model", _from_here(work.model)] if work.model != task.shape else []
     words += ["--seeds", str(max(comparison.seeds) + 1), "--budget", f"{work.steps}steps"]
     words += ["--preset", f"{nearest}:{changed}" if changed else nearest]
+    for code in work.imports:
+        words += ["--import", f"{name}/{own_code.FOLDER}/{code}" if code.endswith(".py") else code]
     return " ".join(map(shlex.quote, [*words, "-o", name]))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from locant.analysis.distance import Head
+from locant.analysis.distance import SEPARATOR, Head
 from locant.analysis.inspection import Inspection
+from locant.analysis.verdict import SHOWN, most_positional
 from locant.report.figures import Figure, Grid, Heat, Lines, Series, Small
 from locant.report.inspection.tensors import matrix, numbers, thinned
 from locant.report.page import Section
@@ -11,6 +12,8 @@ from locant.report.page import Section
 TITLE = "Attention by distance"
 REACH = 24
 """Largest offset in the panels."""
+COLUMNS = 6
+"""Most panels side by side: twelve would be too small to read."""
 
 
 def distance_section(found: Inspection) -> Section:
@@ -18,7 +21,9 @@ def distance_section(found: Inspection) -> Section:
     if not found.layers:
         return Section(TITLE, "", ())
     share = [[round(head.positional, 4) for head in layer.heads] for layer in found.layers]
+    every = [head for layer in found.layers for head in layer.heads]
     figures: list[Figure] = [
+        _most_positional(every),
         *_panels(found),
         Heat(
             "How much of the logit is position",
@@ -44,7 +49,7 @@ def distance_section(found: Inspection) -> Section:
                 matrix(found.first_layer[places][:, places]),
             )
         )
-    figures.append(_table([head for layer in found.layers for head in layer.heads]))
+    figures.append(_table(every))
     intro = "Where each head attends on a text, and how much of that is due to position."
     return Section(TITLE, intro, tuple(figures))
 
@@ -59,7 +64,7 @@ def _panels(found: Inspection) -> list[Figure]:
             title = f"{number}.{at + 1} {_short(head.label)}"
             for panels, name, values in ((weights, "weight", layer.weight), (logits, "logit", layer.logit)):
                 panels.append(Lines(title, "", "offset", name, (Series(name, r, numbers(values[at, near])),)))
-    columns = min(12, len(found.layers[0].heads))
+    columns = min(COLUMNS, len(found.layers[0].heads))
     return [
         Small(
             "What each head does with distance",
@@ -67,9 +72,11 @@ def _panels(found: Inspection) -> list[Figure]:
             "label; the table of heads below has the full label. A spike at −1 is a previous-token head, and a hump "
             "is a local head. In a sink, most weight goes to the first token. A flat line means that the head attends "
             "by content, or to everything alike. Two or three layers with sharp positional heads, mostly early ones, "
-            "are normal.",
+            "are normal. Each panel has its own scale, because one sharp head would flatten all others; a button puts "
+            "all on the same scale.",
             tuple(weights),
             columns=columns,
+            own=True,
         ),
         Small(
             "The positional part of the logit",
@@ -78,13 +85,28 @@ def _panels(found: Inspection) -> list[Figure]:
             "ALiBi's; a bump is a preferred offset.",
             tuple(logits),
             columns=columns,
+            own=True,
         ),
     ]
 
 
+def _most_positional(heads: list[Head]) -> Grid:
+    few = most_positional(heads)
+    return Grid(
+        "The ten most positional heads" if len(few) == SHOWN else "The most positional heads",
+        "The heads in whose logits position has the largest share, largest first. Look at their panels below first.",
+        ("layer.head", "label", "position", "previous", "itself", "next", "first"),
+        [
+            (f"{head.layer}.{head.head}", head.label,
+             *(round(x, 3) for x in (head.positional, head.previous, head.itself, head.next, head.first)))
+            for head in few
+        ],
+    )  # fmt: skip
+
+
 def _short(label: str) -> str:
-    """A label that fits above one of twelve panels in a row."""
-    for long, short in (("local of width", "local"), ("first-token sink", "sink"), (" token", "")):
+    """A label that fits above one of several panels in a row."""
+    for long, short in (("local of width", "local"), ("first-token sink", "sink"), (" token", ""), (SEPARATOR, "+")):
         label = label.replace(long, short)
     return label
 
