@@ -63,6 +63,7 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
     with new_folder.new_folder(out) as folder:
         source = sentence_folder(model)
         name = model if source is None else source.transformer
+        inspecting.check_model(name)
         loaded = load(name)
         _check_native(loaded, spec, keep_native=keep_native)
         before = _summary(loaded)
@@ -148,7 +149,7 @@ def diagnose_model(name: str) -> None:
         *((True, f"layers    {spell_layers(each)}") for each in found.layers),
         (not found.not_read, f"read      {found.positions or found.not_read}"),
         (not found.not_swapped, f"swap      {found.not_swapped or 'a swap and back again leaves the model as it was'}"),
-        (not found.not_read, f"fit       {'needs its positions' if found.not_read else 'locant.fit and locant.adapt'}"),
+        (not found.not_fitted, f"fit       {found.not_fitted or 'locant.fit and locant.adapt'}"),
     ):
         console.print(f"  {MARKS[works]} ", end="")
         console.print(what, markup=False, highlight=False, soft_wrap=True)

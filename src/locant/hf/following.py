@@ -171,7 +171,25 @@ def _numbered(stack: nn.Module, given: dict[str, Any], following: Following) -> 
             f"positions in several dimensions are not supported"
         )
     ids = ids.reshape(-1, ids.shape[-1]) - following.shift
+    _check_first(stack, given, ids, following.shift)
     return _Numbers(ids, ids)
+
+
+def _check_first(stack: nn.Module, given: Mapping[str, Any], ids: Tensor, shift: int) -> None:
+    """Raises if a token that is not padding has a position below the first one. Compiled code cannot look."""
+    if not shift or torch.compiler.is_compiling() or not bool((ids < 0).any()):
+        return
+    mask, tokens = given.get("attention_mask"), given.get("input_ids")
+    shown = torch.ones_like(ids, dtype=torch.bool)
+    if mask is not None and mask.ndim == 2:
+        shown = mask[:, -ids.shape[-1] :].ne(0)
+    elif tokens is not None:
+        shown = tokens.ne(getattr(stack.config, "pad_token_id", None) or 0)
+    if bool(((ids < 0) & shown).any()):
+        raise ValueError(
+            f"the position_ids of {type(stack).__name__} start at {shift}, and padding has {shift - 1}; got "
+            f"{int(ids.min()) + shift} for a token that is not padding. Add {-int(ids.min())} to all of them"
+        )
 
 
 def _places(given: Mapping[str, Any], numbers: _Numbers, positions: Positions) -> Tensor | None:

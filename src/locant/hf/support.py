@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 from locant.hf.families import FAMILIES, REFUSED, seam_of
 from locant.hf.finding import family_of
 from locant.hf.layers import other_layers
+from locant.hf.listening import observing
 from locant.hf.plan import Attention, plan_of
-from locant.hf.probing import find_attentions
+from locant.hf.probing import find_attentions, probe_through_seam
 from locant.hf.readout import native
 from locant.hf.seams.families import SEAMS
 from locant.hf.swapping import check_model, exchange
@@ -62,7 +63,8 @@ class ModelSupport:
     layers: tuple[Layers, ...] = ()
     positions: str = ""  # that it has now
     not_swapped: str = ""  # why it cannot be swapped
-    not_read: str = ""  # why its positions cannot be read; `fit` and `adapt` need them
+    not_read: str = ""  # why its positions cannot be read
+    not_fitted: str = ""  # why `fit` and `adapt` refuse it
 
 
 def support_of(model: PreTrainedModel) -> ModelSupport:
@@ -72,13 +74,14 @@ def support_of(model: PreTrainedModel) -> ModelSupport:
     try:
         family = family_of(model)
     except NotImplementedError as problem:
-        return ModelSupport(Support(kind, "refused", str(problem)), not_swapped=str(problem), not_read=str(problem))
+        why = str(problem)
+        return ModelSupport(Support(kind, "refused", why), not_swapped=why, not_read=why, not_fitted="needs a swap")
     how: How = "by a seam" if seam_of(model) is not None else "listed" if kind in FAMILIES else "by running"
     support = Support(kind, how, family.mechanism.kind)
     try:
         found = find_attentions(model, family) if plan_of(model) is None else planned_attentions(model)
     except NotImplementedError as problem:
-        return ModelSupport(support, not_swapped=str(problem), not_read=str(problem))
+        return ModelSupport(support, not_swapped=str(problem), not_read=str(problem), not_fitted="needs a swap")
     layers = tuple(Layers(path, len(each), other_layers(model.base_model, path, each)) for path, each in found.items())
     positions = not_read = not_swapped = ""
     try:
@@ -91,7 +94,16 @@ def support_of(model: PreTrainedModel) -> ModelSupport:
             exchange(model, "native")
         except (NotImplementedError, RuntimeError) as problem:
             not_swapped = str(problem)
-    return ModelSupport(support, layers, positions, not_swapped, not_read)
+    not_fitted = "needs a swap" if not_swapped else "needs its positions" if not_read else ""
+    return ModelSupport(support, layers, positions, not_swapped, not_read, not_fitted or _sinks(model))
+
+
+def _sinks(model: PreTrainedModel) -> str:
+    """Why a model with sinks cannot be fitted; nothing for other models."""
+    found: list[bool] = []
+    with observing(before=lambda call: found.append(call.sinks is not None)):
+        probe_through_seam(model)
+    return "its attention has sinks, and the fit compares weights that sum to 1" if any(found) else ""
 
 
 def planned_attentions(model: PreTrainedModel) -> dict[str, list[Attention]]:

@@ -58,6 +58,7 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
     return model
 
 
+@torch.inference_mode(mode=False)  # parameters that are made in inference mode can never be trained
 def exchange(
     model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native: bool = False, unlearned: bool = False
 ) -> PreTrainedModel:

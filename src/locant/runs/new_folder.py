@@ -82,6 +82,8 @@ def new_folder(path: Path) -> Iterator[Path]:
                 place.rename(path)
         except OSError as problem:
             words = str(problem).replace(str(place), str(path))
+            if problem.errno is None and str(path) not in words:  # not of a file: a hub that does not answer, say
+                raise
             raise OSError(words if str(path) in words else f"{path} could not be written: {words}") from problem
 
 

@@ -59,6 +59,14 @@ def _bert(
 ) -> tuple[Tensor, Tensor | None]:
     """The forward of a BERT-like self-attention, with a cache, and with RoFormer's rotation."""
     if encoder_hidden_states is not None:  # cross-attention has no scheme
+        if is_swapped(self):
+            raise NotImplementedError(
+                f"{type(self).__name__} got states of an encoder in its self-attention, where no position scheme can "
+                f"act: transformers' BigBird does this in a decoder with cross-attention. Restore the model with "
+                f"swap(model, 'native'), or call it without encoder_hidden_states"
+            )
+        if "encoder_attention_mask" in kwargs:  # BigBird
+            kwargs["encoder_attention_mask"] = additive(kwargs["encoder_attention_mask"], hidden_states)
         rotation = {} if sinusoidal_pos is None else {"sinusoidal_pos": sinusoidal_pos}
         found: tuple[Tensor, Tensor] = type(self).forward(
             self, hidden_states, additive(attention_mask, hidden_states), encoder_hidden_states=encoder_hidden_states,
