@@ -96,6 +96,7 @@ def run_build(**environment) -> Outcome:
     return Outcome(None if path == "None" else Path(path), float(seconds), loaded == "True", why, trouble)
 
 
+@pytest.mark.slow
 def test_an_empty_cache_is_filled_and_a_broken_library_replaced(tmp_path, compiler):
     environment = {"LOCANT_CACHE": str(tmp_path), "CC": compiler}
     first = run_build(**environment)
@@ -119,6 +120,7 @@ def test_in_place_of_a_cache_folder_that_cannot_be_written_another_is_used(tmp_p
     assert again == Outcome(first.path, 0, True, "built before and loaded", first.trouble)
 
 
+@pytest.mark.slow
 def test_processes_that_build_at_once_all_get_a_library(tmp_path, compiler):
     environment = {**os.environ, "LOCANT_CACHE": str(tmp_path / "new"), "CC": compiler}
     processes = [

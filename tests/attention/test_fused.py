@@ -429,6 +429,7 @@ def test_rotations_may_widen(how, dtype):
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=40 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.slow
 def test_fewer_threads_than_requested():
     """OMP_THREAD_LIMIT gives a region fewer threads than it requests; they must do all of the work."""
     code = """

@@ -46,6 +46,7 @@ def test_native_table_and_back(folder):
         assert torch.equal(locant.swap(model, "native")(input_ids=ids).last_hidden_state, before)
 
 
+@pytest.mark.slow
 @BARE
 def test_sentence_transformers(folder, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -385,6 +385,7 @@ os._exit(not all(parameter.grad is not None for parameter in model.parameters())
 """Ends without taking the process group down: its threads and the interpreter can then wait for each other for ever."""
 
 
+@pytest.mark.slow
 def test_distributed_data_parallel(tmp_path):
     """DDP complains about parameters that get no gradient: none of ours is one."""
     command = [sys.executable, "-c", PARALLEL, str(tmp_path / "meet")]

@@ -138,6 +138,6 @@ def test_one_who_waits_for_a_run_that_fails_gets_a_folder_of_its_own(tmp_path):
 
 
 def test_an_error_that_has_nothing_to_do_with_the_folder_stays_as_it_is(tmp_path):
-    with pytest.raises(OSError, match="^cannot connect$"), new_folder.new_folder(tmp_path / "new"):
+    with pytest.raises(OSError, match=r"^cannot connect$"), new_folder.new_folder(tmp_path / "new"):
         raise OSError("cannot connect")
     assert list(tmp_path.iterdir()) == []
