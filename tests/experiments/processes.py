@@ -268,5 +268,7 @@ def compare(out: Path, data: Path, limit: int = 0, comparers: int = 0) -> None:
 
 
 if __name__ == "__main__":  # python -m tests.experiments.processes OUT DATA NAME: a comparer whose run NAME pauses
-    workers._run_process = partial(pausing, sys.argv[3])
+    from tests.experiments import processes  # workers do not import the script that starts them
+
+    workers._run_process = partial(processes.pausing, sys.argv[3])
     compare(Path(sys.argv[1]), Path(sys.argv[2]))
