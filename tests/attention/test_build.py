@@ -64,7 +64,8 @@ def compiler(tmp_path_factory):
     script.write_text(
         f"""#!/bin/sh
 test "$1" = --version && exec {shlex.join(build.find_compiler())} --version
-test -e {folder}/library || {shlex.join(build.find_compiler())} "$@" -o {folder}/library || exit 1
+test -e {folder}/library || {shlex.join(build.find_compiler())} "$@" -o {folder}/$$ || exit 1
+test -e {folder}/library || mv {folder}/$$ {folder}/library || exit 1
 while test "$1" != -o; do shift; done
 cp {folder}/library "$2"
 """

@@ -132,3 +132,14 @@ def test_files_of_another_user_are_not_read(tmp_path):
     (tmp_path / "file").write_bytes(b"content")
     os.chown(tmp_path / "file", STRANGER, -1)
     assert read_private(tmp_path / "file") is None
+
+
+def test_a_folder_that_another_process_makes_at_the_same_moment(tmp_path, monkeypatch):
+    mkdir = os.mkdir
+
+    def late(path, mode):
+        mkdir(path, mode)
+        raise FileExistsError(path)
+
+    monkeypatch.setattr(os, "mkdir", late)
+    assert private_folder(tmp_path / "new") == tmp_path / "new"

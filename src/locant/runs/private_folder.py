@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -26,7 +27,8 @@ def private_folder(folder: Path) -> Path:
     """
     for each in _way(folder.absolute()):
         if not os.path.lexists(each):
-            os.mkdir(each, 0o700)
+            with suppress(FileExistsError):  # another process of this user made it just now; the checks tell
+                os.mkdir(each, 0o700)
         _check(each)
     real = folder.resolve()
     found = os.lstat(real)
