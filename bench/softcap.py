@@ -9,6 +9,7 @@ the same repeat, and their quartiles: forward, and forward + backward. Written t
 from pathlib import Path
 
 import torch
+from fused_call import fused_call
 from measuring import RESULTS, command_line, in_turn, print_versions, ratios, spread, timed, write_csv
 
 import locant
@@ -30,21 +31,6 @@ def variants() -> dict[str, dict[str, object]]:
     }
 
 
-def runner(scheme: locant.Scheme, length: int, train: bool, how: dict[str, object]):
-    """A function that computes one call, with its backward pass if `train`."""
-    shape = max(TOKENS // length, 1), HEADS, length, SIZE
-    q, k, v = (torch.randn(shape).requires_grad_() for _ in range(3))
-    target = torch.randn(shape)
-
-    def run() -> None:
-        with torch.set_grad_enabled(train):
-            out = locant.attend(q, k, v, scheme, impl="fused", **how)
-        if train:
-            out.backward(target)
-
-    return run
-
-
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("specs", nargs="*", default=SPECS)
@@ -61,7 +47,8 @@ def main() -> None:
         scheme = locant.scheme(spec, n_heads=HEADS, head_dim=SIZE, d_model=HEADS * SIZE)
         for length in options.lengths:
             for what, train in (("forward", False), ("forward + backward", True)):
-                runs = {name: timed(runner(scheme, length, train, how)) for name, how in variants().items()}
+                shape = max(TOKENS // length, 1), HEADS, length, SIZE
+                runs = {name: timed(fused_call(scheme, shape, train, **how)) for name, how in variants().items()}
                 times = in_turn(runs, options.repeats)
                 for name in list(runs)[1:]:
                     found = spread(ratios(times, name, PLAIN))

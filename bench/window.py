@@ -9,6 +9,7 @@ window: forward, and forward + backward. Written to bench/results/window.csv.
 from pathlib import Path
 
 import torch
+from fused_call import fused_call
 from measuring import RESULTS, command_line, in_turn, print_versions, spread, timed, write_csv
 
 import locant
@@ -16,21 +17,6 @@ import locant
 HEADS, SIZE = 4, 64
 SPECS = ["nope", "tisa"]
 LENGTHS = [2048, 4096, 8192]
-
-
-def runner(scheme: locant.Scheme, length: int, train: bool, window: int | None):
-    """A function that computes one call, with its backward pass if `train`."""
-    shape = 1, HEADS, length, SIZE
-    q, k, v = (torch.randn(shape).requires_grad_() for _ in range(3))
-    target = torch.randn(shape)
-
-    def run() -> None:
-        with torch.set_grad_enabled(train):
-            out = locant.attend(q, k, v, scheme, causal=True, window=window, impl="fused")
-        if train:
-            out.backward(target)
-
-    return run
 
 
 def main() -> None:
@@ -50,9 +36,10 @@ def main() -> None:
         scheme = locant.scheme(spec, n_heads=HEADS, head_dim=SIZE)
         for length in options.lengths:
             for what, train in (("forward", False), ("forward + backward", True)):
+                shape, windows = (1, HEADS, length, SIZE), {"window": options.window, "all": None}
                 runs = {
-                    "window": timed(runner(scheme, length, train, options.window)),
-                    "all": timed(runner(scheme, length, train, None)),
+                    name: timed(fused_call(scheme, shape, train, causal=True, window=window))
+                    for name, window in windows.items()
                 }
                 for name, seconds in in_turn(runs, options.repeats).items():
                     found = spread([1e6 * each / length for each in seconds])
