@@ -1,14 +1,18 @@
-"""`Terms`: the tables over offsets that a position scheme adds to attention.
+"""`Terms`, `Sides` and `Far`: everything that a position scheme adds to attention.
 
 Sign convention, everywhere in locant: **r = key position − query position** (r = j − i).
 
 For one head, with query q_i, key k_j, value v_j and the offset r between them:
 
-    logit_ij = scale · ( (R_i q_i)ᵀ G_r (R_j k_j)  +  q_i·a_r  +  k_j·c_r  +  s_r )  +  b_r
+    logit_ij = τ_i · ( scale · ( (R_i q_i)ᵀ G_r (R_j k_j) + q_i·a_r + k_j·c_r + p_i·α_r + t_j·γ_r + s_r )
+                       + b_r + m_r · (e_i + d_j) )
     out_i    = Σ_j softmax(logit)_ij · (v_j + u_r)
 
-`Terms` holds G (gain), a (query), c (key), s (score), b (bias) and u (value). R is `Scheme.rotate`.
-A term that a scheme leaves out is neutral: gain 1, everything else 0.
+`Terms` holds the tables over offsets: G (gain), a (query), c (key), α (query_side), γ (key_side), s (score), b (bias),
+m (level) and u (value). `Sides` holds what a scheme computes for each token of a call: vectors p and t of any width,
+levels e and d, and temperatures τ. R is `Scheme.rotate`.
+
+A part that a scheme leaves out is neutral: gain, level and temperature 1, everything else 0.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ class Pair(Protocol):
         ...
 
 
-TABLES = ("bias", "score", "gain", "query", "key", "value")
+TABLES = ("bias", "score", "gain", "query", "key", "value", "query_side", "key_side", "level")
+VECTORS = ("query", "key", "value", "query_side", "key_side")
+"""Tables of vectors, [H, R, width]. A gain may be one too."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,9 @@ class Terms:
     query: Tensor | None = None  # [H, R, D]           scale · q·query[r]
     key: Tensor | None = None  # [H, R, D]             scale · k·key[r]
     value: Tensor | None = None  # [H, R, D]           added to v under the softmax
+    query_side: Tensor | None = None  # [H, R, P]      scale · p·query_side[r], with p of `Sides`
+    key_side: Tensor | None = None  # [H, R, T]        scale · t·key_side[r], with t of `Sides`
+    level: Tensor | None = None  # [H, R]              multiplies the levels of `Sides`
     pair: Pair | None = None  #                        added to the logit, after scaling
 
     def tables(self) -> dict[str, Tensor]:
@@ -80,7 +89,9 @@ class Terms:
         return replace(self, **changed)
 
     def __add__(self, other: Terms) -> Terms:
-        """The terms of two schemes used together: gains multiply, everything else adds."""
+        """The terms of two schemes used together: gains multiply, side vectors join, everything else adds."""
+        if self.level is not None and other.level is not None:
+            raise ValueError("two schemes that both have levels cannot be added")
         return Terms(
             bias=_add(self.bias, other.bias),
             score=_add(self.score, other.score),
@@ -88,14 +99,86 @@ class Terms:
             query=_add(self.query, other.query),
             key=_add(self.key, other.key),
             value=_add(self.value, other.value),
+            query_side=_join(self.query_side, other.query_side),
+            key_side=_join(self.key_side, other.key_side),
+            level=_add(self.level, other.level),
             pair=_add_pairs(self.pair, other.pair),
         )
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What a scheme computes for each token of a call, from its hidden state, query, key and position.
+
+    B is the batch size or 1, H the number of query heads or 1. Everything is float32 or wider. Levels are best in
+    float64: back ends then keep what two large levels differ by, whatever the dtype of the queries.
+    """
+
+    query: Tensor | None = None  # [B, H, Lq, P], p: with the table `query_side`
+    key: Tensor | None = None  # [B, H, Lk, T], t: with the table `key_side`
+    query_level: Tensor | None = None  # [B, H, Lq], e: added to the logit, after scaling, times the table `level`
+    key_level: Tensor | None = None  # [B, H, Lk], d: as e
+    temperature: Tensor | None = None  # [B, H, Lq], τ: multiplies the logit
+
+    def used(self) -> dict[str, Tensor]:
+        """The tensors that are not None, by name."""
+        return {name: x for name in SIDES if (x := getattr(self, name)) is not None}
+
+    def __add__(self, other: Sides) -> Sides:
+        """The sides of two schemes used together: vectors join, temperatures multiply."""
+        levels = [each for each in (self, other) if each.query_level is not None or each.key_level is not None]
+        if len(levels) > 1:
+            raise ValueError("two schemes that both have levels cannot be added")
+        return Sides(
+            query=_join(self.query, other.query),
+            key=_join(self.key, other.key),
+            query_level=_add(self.query_level, other.query_level),
+            key_level=_add(self.key_level, other.key_level),
+            temperature=_multiply(self.temperature, other.temperature),
+        )
+
+
+SIDES = ("query", "key", "query_level", "key_level", "temperature")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a call, from which a scheme computes its `Sides`."""
+
+    q: Tensor  # [B, H, Lq, D], unrotated
+    k: Tensor  # [B, Hkv, Lk, D], unrotated
+    q_pos: Tensor  # [B or 1, Lq]
+    k_pos: Tensor  # [B or 1, Lk]
+    read_q: Tensor | None  # [B, H, Lq, W], what `Scheme.read` made of the hidden states of the queries
+    read_k: Tensor | None  # [B, H, Lk, W], … and of the keys
+    scale: float
+
+
+@dataclass(frozen=True)
+class Far:
+    """Other rotations for keys at a distance: SelfExtend. Which product is the content of a logit depends on r.
+
+    r < −window: left · keys.  r > window: right · keys.  Otherwise the queries and keys of `Scheme.rotate`.
+    """
+
+    window: int
+    left: Tensor  # [B, H, Lq, D]
+    right: Tensor  # [B, H, Lq, D]
+    keys: Tensor  # [B, Hkv, Lk, D]
 
 
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return a + b
+
+
+def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Both along the last dimension; a size of 1 in another dimension stands for any."""
+    if a is None or b is None:
+        return b if a is None else a
+    shape = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+    return torch.cat([x.expand(*shape, -1) for x in (a, b)], dim=-1)
 
 
 def _multiply(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from locant.attention.choice import choose
 from locant.attention.request import Window, prepare
+from locant.attention.sides import States
 from locant.schemes.base import Scheme
 
 
@@ -18,8 +19,8 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, scheme: Scheme | None = None, *, q_pos: Tensor | None = None,
     k_pos: Tensor | None = None, mask: Tensor | None = None, additive_mask: Tensor | None = None, causal: bool = False,
     window: int | Window | None = None, scale: float | None = None,
-    softcap: float | None = None, sinks: Tensor | None = None, dropout: float = 0.0, impl: str = "auto",
-    need_weights: Literal[False] = False,
+    softcap: float | None = None, sinks: Tensor | None = None, x: States | None = None, dropout: float = 0.0,
+    impl: str = "auto", need_weights: Literal[False] = False,
 ) -> Tensor: ...  # fmt: skip
 
 
@@ -28,8 +29,8 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, scheme: Scheme | None = None, *, q_pos: Tensor | None = None,
     k_pos: Tensor | None = None, mask: Tensor | None = None, additive_mask: Tensor | None = None, causal: bool = False,
     window: int | Window | None = None, scale: float | None = None,
-    softcap: float | None = None, sinks: Tensor | None = None, dropout: float = 0.0, impl: str = "auto",
-    need_weights: Literal[True],
+    softcap: float | None = None, sinks: Tensor | None = None, x: States | None = None, dropout: float = 0.0,
+    impl: str = "auto", need_weights: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -37,7 +38,8 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, scheme: Scheme | None = None, *, q_pos: Tensor | None = None,
     k_pos: Tensor | None = None, mask: Tensor | None = None, additive_mask: Tensor | None = None, causal: bool = False,
     window: int | Window | None = None, scale: float | None = None, softcap: float | None = None,
-    sinks: Tensor | None = None, dropout: float = 0.0, impl: str = "auto", need_weights: bool = False,
+    sinks: Tensor | None = None, x: States | None = None, dropout: float = 0.0, impl: str = "auto",
+    need_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """The output [B, H, Lq, Dv] of attention with positions by `scheme`; with the weights if `need_weights`.
 
@@ -59,6 +61,9 @@ def attend(
                   softcap) before the mask is applied (Gemma 2). A bias of −∞ becomes −softcap: it hides no key.
     sinks         [H], one more logit per head: it takes part in the softmax and has no value (gpt-oss). `softcap` does
                   not apply to it. It gets a gradient.
+    x             hidden states, for a scheme that reads them (`Scheme.reads`); others ignore them. [B, Lk, d_model], the
+                  input of the layer that made q, k and v; the queries are the last Lq. A scheme that reads queries
+                  alone takes [B, Lq, d_model] as well. (x of queries, x of keys) serves where neither fits.
     dropout       on the attention weights, active whenever it is above 0.
     impl          "auto" (the rules are in `locant.attention.choice`), or the name of a back end: `attend` uses that
                   back end or raises an error.
@@ -74,7 +79,7 @@ def attend(
     with full_precision:
         request = prepare(
             q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, additive_mask=additive_mask, causal=causal,
-            window=window, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout, need_weights=need_weights,
+            window=window, scale=scale, softcap=softcap, sinks=sinks, x=x, dropout=dropout, need_weights=need_weights,
         )  # fmt: skip
         backend = choose(request, impl)
         if request.q.shape[0] == 0 or request.q.shape[2] == 0:  # no queries

@@ -35,6 +35,7 @@ What a back end does not support (`eager` supports everything):
     an additive mask                                                      ×              ×
     a transform of torch.func, forward-mode differentiation               ×       ×      ×
     a logit that is not a function of the offset alone (pair)             ×              ×
+    other rotations at a distance (`Request.far`)                                 ×      ×
     a scalar gain                                                                 ×
     a vector gain, or a value term                                                ×      ×
     a softcap, or sinks                                                           ×
@@ -109,11 +110,14 @@ def cheap_for_sdpa(request: Request) -> bool:
         sdpa_unsupported(request) is not None
         or _too_large_for_sdpa(request)
         or request.terms.used() not in ((), ("bias",))
+        or not set(request.sides.used()) <= {"temperature"}
     ):
         return False
     has_bias = bool(request.terms.used())
     if request.decoding:
         return True
+    if has_bias and request.sides.temperature is not None:  # the mask would have an entry for every pair
+        return False
     if has_bias and request.q.shape[0] == 1 and request.consecutive and request.q.device.type == "cpu":
         traced = torch.compiler.is_compiling()  # a view with these strides would fix the length of the graph
         return not traced and not request.causal and not request.limited and not torch.is_grad_enabled()
@@ -133,6 +137,8 @@ def fused_unsupported(request: Request) -> str | None:
         return f"it computes in float32, and {request.scheme} needs float64 at these positions"
     if request.terms.pair is not None:
         return f"{request.scheme} has a logit that is not a function of the offset alone (pair)"
+    if request.sides.used() or request.far is not None:
+        return f"{request.scheme} has vectors, levels or temperatures of its own"
     if request.additive is not None:
         return NO_ADDITIVE
     if request.need_weights:
@@ -150,6 +156,8 @@ def sdpa_unsupported(request: Request) -> str | None:
     cannot = [name for name in ("gain", "value") if name in request.terms.used()]
     if cannot:
         return f"{request.scheme} uses {' and '.join(cannot)}, which do not fit into a mask"
+    if request.far is not None:
+        return NO_FAR.format(request.scheme)
     if request.softcap is not None:
         return "torch's kernel has no softcap"
     if request.sinks is not None:
@@ -169,6 +177,8 @@ def flex_unsupported(request: Request) -> str | None:
         return f"{request.scheme} uses a vector gain, which a score_mod cannot express"
     if (terms.query is not None or terms.key is not None) and request.scheme.reach is None:
         return f"{request.scheme} has query or key vectors without a reach: it would need a product for every pair"
+    if request.far is not None:
+        return NO_FAR.format(request.scheme)
     if request.additive is not None:
         return NO_ADDITIVE
     if request.need_weights:
@@ -184,6 +194,7 @@ def flex_unsupported(request: Request) -> str | None:
         return f"FlexAttention does not compute in float64{whose}"
     if request.q.device.type == "cpu":
         tensors = [request.q, request.k, request.v, request.sinks, *terms.tables().values()]
+        tensors += request.sides.used().values()
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
             return "FlexAttention has no backward pass on CPUs"
     if find_spec("torch.nn.attention.flex_attention") is None:
@@ -197,6 +208,7 @@ def eager_unsupported(request: Request) -> None:
 
 NO_WEIGHTS = "it does not return weights (need_weights=True)"
 NO_ADDITIVE = "it adds no numbers of every pair to the logits (additive_mask)"
+NO_FAR = "{} rotates far keys differently, which takes two products"
 NO_TRANSFORMS = "it has no rule for torch.func and forward-mode derivatives"
 
 BACKENDS: dict[str, Backend] = {

@@ -1,12 +1,12 @@
 """The reference back end: every term as the equation writes it, in float32 or wider.
 
-    logit_ij = scale · ( (R_i q_i)ᵀ G_r (R_j k_j)  +  q_i·a_r  +  k_j·c_r )  +  b_r  +  pair_ij
+    logit_ij = τ_i · ( scale · ( (R_i q_i)ᵀ G_r (R_j k_j) + p_i·a_r + t_j·c_r ) + b_r + m_r · (e_i + d_j) + pair_ij )
     logit_ij → cap · tanh(logit_ij / cap)                                                    with a softcap
     logit_ij → logit_ij + additive_ij                                                        with an additive mask
     w_ij     = exp(logit_ij) / ( exp(sink) + Σ_j exp(logit_ij) )                             exp(sink) = 0 without sinks
     out_i    = Σ_j w_ij · (v_j + u_r)
 
-In float64 it defines the correct result; other back ends are compared with it. It computes slices of the queries one
+p and t are q and k, or the vectors of `Request.sides`, as are e, d and τ. In float64 it defines the correct result; other back ends are compared with it. It computes slices of the queries one
 after another, so only a bounded part of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward. A compiled
 graph that serves several lengths computes all queries at once.
 """
@@ -14,7 +14,7 @@ graph that serves several lengths computes all queries at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from locant.attention.request import Request
 from locant.attention.sizes import always
 from locant.attention.tables import transforming
+from locant.terms import Far
 
 CHUNK = 2**24
 """A slice of [B, H, rows, Lk, D] has at most this many elements."""
@@ -33,7 +34,7 @@ CHUNK = 2**24
 def attend(request: Request) -> tuple[Tensor, Tensor | None]:
     """The output [B, H, Lq, Dv], and the weights [B, H, Lq, Lk] if the request needs them; in the dtype of q."""
     q, k, v = in_full(request)
-    rotated = _rotated(request, q, k)
+    content = _content(request, q, k)
     slices = list(_slices(request))
     # Transforms of torch.func do not allow the hooks of `checkpoint`: under them every slice is stored. The compiler
     # decides itself what to compute again.
@@ -44,15 +45,15 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
         # must find the same inputs: masks and positions are copied here, and a change of any other raises an error.
         mask = None if request.mask is None else request.mask.clone()
         request = replace(request, mask=mask, positions=(request.q_pos.clone(), request.k_pos.clone()))
-        tensors = [q, k, v, *rotated, *request.terms.tables().values(), *request.scheme.parameters()]
-        tensors += [x for x in (request.sinks, request.additive) if x is not None]
+        tensors = [q, k, v, content.q, content.k, *request.terms.tables().values(), *request.scheme.parameters()]
+        tensors += [*request.sides.used().values(), *(x for x in (request.sinks, request.additive) if x is not None)]
         versions = [(tensor, tensor._version) for tensor in tensors]
     outs, weights = [], []
     for rows in slices:
         if recompute:
-            out, weight = checkpoint(_attend_unchanged, versions, request, rows, q, k, v, *rotated, use_reentrant=False)
+            out, weight = checkpoint(_attend_unchanged, versions, request, rows, q, k, v, content, use_reentrant=False)
         else:
-            out, weight = attend_rows(request, rows, q, k, v, *rotated)
+            out, weight = attend_rows(request, rows, q, k, v, content)
         outs.append(out)
         if request.need_weights:
             weights.append(weight)
@@ -72,8 +73,7 @@ def _attend_unchanged(versions: list[tuple[Tensor, int]], *args: Any) -> tuple[T
 def logits(request: Request) -> Tensor:
     """The logits [B, H, Lq, Lk] of a request, before masking; after the softcap, if there is one."""
     q, k, _ = in_full(request)
-    rotated = _rotated(request, q, k)
-    return _logits(request, slice(None), q, k, *rotated)
+    return _logits(request, slice(None), q, k, _content(request, q, k))
 
 
 def in_full(request: Request) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,22 +83,34 @@ def in_full(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     return q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
 
 
-def _rotated(request: Request, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys of the content product, from those of `in_full`, in one dtype: `rotate` may widen either."""
-    rotated_q, rotated_k = request.scheme.rotate(q, k, request.q_pos, request.k_pos)
+@dataclass(frozen=True)
+class Content:
+    """Queries and keys of the content product, wide, with all heads and in one dtype."""
+
+    q: Tensor
+    k: Tensor
+    far: Far | None = None
+
+
+def _content(request: Request, q: Tensor, k: Tensor) -> Content:
+    """The content of a request, from the queries and keys of `in_full`; `rotate` may widen either."""
+    where = request.q_pos, request.k_pos
+    rotated_q, rotated_k = request.scheme.rotate(q, k, *where)
+    far = request.scheme.rotate_far(q, k, *where) if request.far is not None else None
     dtype = torch.promote_types(rotated_q.dtype, rotated_k.dtype)
-    return rotated_q.to(dtype), rotated_k.to(dtype)
+    if far is not None:
+        far = replace(far, left=far.left.to(dtype), right=far.right.to(dtype), keys=far.keys.to(dtype))
+    return Content(rotated_q.to(dtype), rotated_k.to(dtype), far)
 
 
 def attend_rows(
-    request: Request, rows: slice, q: Tensor, k: Tensor, v: Tensor, rotated_q: Tensor, rotated_k: Tensor,
-    kept: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    request: Request, rows: slice, q: Tensor, k: Tensor, v: Tensor, content: Content, kept: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The output and the weights of some queries. Tensors are wide, with all heads, as `in_full` returns them.
 
     `kept` are the factors of dropout, [B, H, rows, Lk], in place of random ones.
     """
-    logit = _logits(request, rows, q, k, rotated_q, rotated_k)
+    logit = _logits(request, rows, q, k, content)
     added = request.added(rows)
     logit = logit if added is None else logit + added
     visible = request.visible(rows)
@@ -130,39 +142,54 @@ def softmax(request: Request, logit: Tensor) -> Tensor:
     return torch.cat([logit, sink], dim=-1).softmax(-1)[..., :-1]
 
 
-def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, rotated_q: Tensor, rotated_k: Tensor) -> Tensor:
-    content, gain = rotated_q[:, :, rows], request.terms.gain
-    if gain is None:
-        product = content @ rotated_k.mT
+def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, content: Content) -> Tensor:
+    product, gain = content.q[:, :, rows], request.terms.gain
+    if gain is not None and gain.ndim == 3:
+        by_pair = _by_pair(request, gain.to(product.dtype), rows, product)
+        product = torch.einsum("bhid,bhjd,bhijd->bhij", product, content.k, by_pair)
     else:
-        by_pair = _by_pair(request, gain.to(content.dtype), rows, content)
-        if gain.ndim == 2:
-            product = (content @ rotated_k.mT) * by_pair
-        else:
-            product = torch.einsum("bhid,bhjd,bhijd->bhij", content, rotated_k, by_pair)
+        by_pair = None if gain is None else _by_pair(request, gain.to(product.dtype), rows, product)
+        product = _products(request, rows, content)
+        product = product if by_pair is None else product * by_pair
     added = added_logits(request, rows, q, k)
     logit = request.scale * product if added is None else request.scale * product + added
+    if request.sides.temperature is not None:
+        logit = logit * request.sides.temperature[:, :, rows, None].to(logit.dtype)
     return logit if request.softcap is None else request.softcap * torch.tanh(logit / request.softcap)
 
 
+def _products(request: Request, rows: slice, content: Content) -> Tensor:
+    """The products of queries and keys, [B, H, rows, Lk]."""
+    near, far = content.q[:, :, rows] @ content.k.mT, content.far
+    if far is None:
+        return near
+    r = (request.k_pos[:, None, :] - request.q_pos[:, rows, None])[:, None]
+    near = torch.where(r < -far.window, far.left[:, :, rows] @ far.keys.mT, near)
+    return torch.where(r > far.window, far.right[:, :, rows] @ far.keys.mT, near)
+
+
 def added_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor | None:
-    """The sum of all terms that are added to the scaled content product; None if there are none.
+    """The sum of all terms that are added to the scaled content product, before the temperature; None if there are none.
 
     It broadcasts to [B, H, rows, Lk]. q and k are those of `in_full`: unrotated, wide, with all heads.
     """
-    terms, total = request.terms, None
+    terms, sides, total = request.terms, request.sides, None
+    p, t = (x if own is None else own.to(request.wide) for x, own in ((q, sides.query), (k, sides.key)))
     if terms.bias is not None:
         column = request.offsets.columns(request.q_pos, request.k_pos, rows)
         total = _plus(total, terms.bias[:, column].transpose(0, 1))  # [B or 1, H or 1, rows, Lk]
     if request.offsets.inverse is not None:  # nearly as many offsets as pairs: a product for each pair
         if terms.query is not None:
             by_pair = _by_pair(request, terms.query, rows, q)
-            total = _plus(total, request.scale * torch.einsum("bhid,bhijd->bhij", q[:, :, rows], by_pair))
+            total = _plus(total, request.scale * torch.einsum("bhid,bhijd->bhij", p[:, :, rows], by_pair))
         if terms.key is not None:
             by_pair = _by_pair(request, terms.key, rows, q)
-            total = _plus(total, request.scale * torch.einsum("bhjd,bhijd->bhij", k, by_pair))
+            total = _plus(total, request.scale * torch.einsum("bhjd,bhijd->bhij", t, by_pair))
     elif terms.query is not None or terms.key is not None:
-        total = _plus(total, request.scale * _vector_logits(request, rows, q, k))
+        total = _plus(total, request.scale * _vector_logits(request, rows, p, t))
+    levels = _levels(request, rows)
+    if levels is not None:
+        total = _plus(total, levels)
     if terms.pair is not None:
         pair = terms.pair(
             q[:, :, rows], k, request.q_pos[:, rows], request.k_pos, scale=request.scale, visible=request.visible(rows)
@@ -173,6 +200,24 @@ def added_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor 
             )
         total = _plus(total, pair.to(request.wide))
     return total
+
+
+def _levels(request: Request, rows: slice) -> Tensor | None:
+    """m_r · (e_i + d_j), [B, H, rows, Lk] or sizes of 1; None if there are no levels.
+
+    The sum is computed in the dtype of the levels: two large ones may nearly cancel.
+    """
+    of_queries, of_keys, level = request.sides.query_level, request.sides.key_level, request.terms.level
+    if of_queries is None and of_keys is None:
+        return None
+    total = None if of_queries is None else of_queries[:, :, rows, None]
+    if of_keys is not None:
+        total = _plus(total, of_keys[:, :, None, :])
+    assert total is not None
+    total = total.to(request.wide)
+    if level is None:
+        return total
+    return total * level[:, request.offsets.columns(request.q_pos, request.k_pos, rows)].transpose(0, 1)
 
 
 def _vector_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """PyTorch's FlexAttention, with a `score_mod` made from the terms: the fused path on GPUs.
 
-    score  →  score · gain[r] + QA[i, r] + KC[j, r] + bias[r]         QA = scale · q queryᵀ,  KC = scale · k keyᵀ
+    score  →  score · gain[r] + QA[i, r] + KC[j, r] + bias[r]         QA = scale · p queryᵀ,  KC = scale · t keyᵀ
+    score  →  τ[i] · ( score + level[r] · (e[i] + d[j]) )             with the sides of the request
 
 A softcap follows in the same function. A sink is the first key of the padding: its score is the sink of the head, every
 query sees it, and its value is 0.
@@ -49,9 +50,12 @@ def attend(request: Request) -> tuple[Tensor, None]:
     bias, gain = (None if x is None else _longer(x, columns) for x in (terms.bias, terms.gain))
     by_query = by_key = None
     if terms.query is not None:
-        by_query = F.pad(_products(request, request.q, terms.query, columns), (0, 0, 0, more_q))
+        p = request.q if request.sides.query is None else request.sides.query
+        by_query = F.pad(_products(request, p, terms.query, columns), (0, 0, 0, more_q))
     if terms.key is not None:
-        by_key = F.pad(_products(request, request.k, terms.key, columns), (0, 0, 0, more_k))
+        t = request.k if request.sides.key is None else request.sides.key
+        by_key = F.pad(_products(request, t, terms.key, columns), (0, 0, 0, more_k))
+    sides = _sides(request, more_q, more_k, columns)
     q_pos = F.pad(request.q_pos, (0, more_q)).expand(b, -1).contiguous()
     k_pos = F.pad(request.k_pos, (0, more_k)).expand(b, -1).contiguous()
     q = F.pad(q, (0, 0, 0, more_q))
@@ -60,15 +64,15 @@ def attend(request: Request) -> tuple[Tensor, None]:
     exists, is_sink = places < lk, None if request.sinks is None else places == lk
     mask = None if request.mask is None else F.pad(request.mask.expand(-1, -1, lq, lk), (0, more_k, 0, more_q))
     block_mask = _block_mask(request, q.shape, k.shape[2], exists, is_sink, mask, q_pos, k_pos)
-    inputs = (q, k, v, bias, gain, by_query, by_key, q_pos + lo, k_pos, block_mask, request.scale, request.softcap,
-              request.sinks, is_sink)  # fmt: skip
+    inputs = (q, k, v, bias, gain, by_query, by_key, sides, q_pos + lo, k_pos, block_mask, request.scale,
+              request.softcap, request.sinks, is_sink)  # fmt: skip
     out = _run(*inputs) if torch.compiler.is_compiling() else _run_compiled(*inputs)
     return out[:, :, :lq].to(request.q.dtype), None
 
 
 def _run(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, gain: Tensor | None, by_query: Tensor | None,
-    by_key: Tensor | None, first: Tensor, k_pos: Tensor, block_mask: Any, scale: float, softcap: float | None,
+    by_key: Tensor | None, sides: dict[str, Tensor], first: Tensor, k_pos: Tensor, block_mask: Any, scale: float, softcap: float | None,
     sinks: Tensor | None, is_sink: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """FlexAttention on padded tensors. `first` [B, Lq] is the key position of each query's column 0.
@@ -77,7 +81,8 @@ def _run(
     """
     from torch.nn.attention.flex_attention import flex_attention
 
-    tables = [x for x in (bias, gain) if x is not None]
+    level, of_query, of_key, temperature = map(sides.get, ("level", "query_level", "key_level", "temperature"))
+    tables = [x for x in (bias, gain, level) if x is not None]
     products = [x for x in (by_query, by_key) if x is not None]
     last = tables[0].shape[1] - 1 if tables else products[0].shape[-1] - 1 if products else 0
 
@@ -91,13 +96,19 @@ def _run(
             score = score + by_key[b, h, j, column]
         if bias is not None:
             score = score + bias[h if bias.shape[0] > 1 else 0, column]
+        if of_query is not None or of_key is not None:
+            added = of_query[b, h, i] if of_query is not None else 0.0
+            added = added + of_key[b, h, j] if of_key is not None else added
+            score = score + (added if level is None else level[h if level.shape[0] > 1 else 0, column] * added)
+        if temperature is not None:
+            score = score * temperature[b, h, i]
         if softcap is not None:
             score = softcap * torch.tanh(score / softcap)
         if sinks is not None and is_sink is not None:
             score = torch.where(is_sink[j], sinks[h], score)
         return score
 
-    changes = tables or products or sinks is not None or softcap is not None
+    changes = tables or products or sides or sinks is not None or softcap is not None
     mod: Callable[..., Tensor] | None = score_mod if changes else None
     out = flex_attention(
         q, k, v, score_mod=mod, block_mask=block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -148,6 +159,26 @@ def _block_mask(
 def _longer(table: Tensor, columns: int) -> Tensor:
     """The table [H, R] with its last column repeated: contiguous, [H, columns]."""
     return torch.cat([table, table[:, -1:].expand(-1, columns - table.shape[1])], dim=1)
+
+
+def _sides(request: Request, more_q: int, more_k: int, columns: int) -> dict[str, Tensor]:
+    """Levels and temperatures, [B, H, padded length], in float32.
+
+    Levels may be large. What is subtracted from those of a sequence's keys is added to its queries'.
+    """
+    found = {name: x for name, x in request.sides.used().items() if name not in ("query", "key")}
+    if request.terms.level is not None:
+        found["level"] = request.terms.level
+    if {"query_level", "key_level"} <= found.keys():
+        middle = found["key_level"].detach().mean(-1, keepdim=True)
+        found["key_level"], found["query_level"] = found["key_level"] - middle, found["query_level"] + middle
+    b, h = request.q.shape[:2]
+    for name, x in found.items():
+        if name == "level":
+            found[name] = _longer(x, columns)
+            continue
+        found[name] = F.pad(x.float().expand(b, h, -1), (0, more_k if name == "key_level" else more_q)).contiguous()
+    return found
 
 
 def _products(request: Request, x: Tensor, table: Tensor, columns: int) -> Tensor:

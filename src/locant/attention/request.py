@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from locant.attention.offsets import Offsets, find_offsets
+from locant.attention.sides import States, check_causal, find_sides, joined
 from locant.attention.sizes import always, same
 from locant.attention.tables import tables
 from locant.schemes.base import Scheme
 from locant.schemes.nope import Nope
-from locant.terms import Terms
+from locant.terms import VECTORS, Far, Sides, Terms
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SOFTCAPS = (1e-30, 1e30)
@@ -37,7 +38,9 @@ class Request:
     scheme: Scheme
     terms: Terms  # one column for each of `offsets`; score is already added to bias
     offsets: Offsets
+    sides: Sides  # `query` and `key` are the vectors that the tables of that name meet; None: q and k themselves
     rotated: tuple[Tensor, Tensor]  # q and k of the content product, perhaps in a wider dtype than q
+    far: Far | None  # other queries and keys of the content product, at a distance
     positions: tuple[Tensor, Tensor] | None  # of queries and keys; None if keys are 0 … Lk−1, queries the last Lq
     mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]; True = may attend
     additive: Tensor | None  # in the dtype `wide`, broadcasts to [B, H, Lq, Lk]: added after the softcap
@@ -122,6 +125,7 @@ def prepare(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    x: States | None = None,
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> Request:
@@ -152,11 +156,17 @@ def prepare(
     if terms.score is not None:
         inside = scale * terms.score
         terms = replace(terms, bias=inside if terms.bias is None else terms.bias + inside, score=None)
+    limits = (None if left is None else -left, 0 if causal else right)
+    mask = _mask(mask, q, lk)
+    check_causal(scheme, q, k, positions, limits[1], mask)
+    where = _default_positions(q, k) if positions is None and (scheme.has_sides or scheme.has_far) else positions
+    terms, sides = joined(terms, find_sides(scheme, q, k, where, x, scale), q, k, scheme)
     return Request(
-        q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, rotated=_rotate(scheme, q, k, positions),
-        positions=positions, mask=_mask(mask, q, lk), additive=_additive(additive_mask, q, lk, wide), causal=causal,
-        window=(left, right), limits=(None if left is None else -left, 0 if causal else right), scale=scale,
-        softcap=softcap, sinks=_sinks(sinks, q, wide), dropout=dropout, need_weights=need_weights,
+        q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, sides=sides,
+        rotated=_rotate(scheme, q, k, positions), far=scheme.rotate_far(q, k, *where) if scheme.has_far else None,
+        positions=positions, mask=mask, additive=_additive(additive_mask, q, lk, wide), causal=causal,
+        window=(left, right), limits=limits, scale=scale, softcap=softcap, sinks=_sinks(sinks, q, wide),
+        dropout=dropout, need_weights=need_weights,
     )  # fmt: skip
 
 
@@ -296,10 +306,10 @@ def _check_terms(terms: Terms, scheme: Scheme, q: Tensor, v: Tensor, n: int) -> 
             raise ValueError(f"{scheme}: {name} must have a column for each of the {n} offsets, got {_shape(table)}")
         if table.shape[0] != 1 and table.shape[0] != h:
             raise ValueError(f"{scheme}: {name} must be for 1 head (shared) or {h}, got {_shape(table)}")
-        vector = name in ("query", "key", "value") or (name == "gain" and table.ndim == 3)
+        vector = name in VECTORS or (name == "gain" and table.ndim == 3)
         if table.ndim != (3 if vector else 2):
             raise ValueError(f"{scheme}: {name} must be {'[H, R, D]' if vector else '[H, R]'}, got {_shape(table)}")
-        if vector and table.shape[2] != size:
+        if vector and not name.endswith("_side") and table.shape[2] != size:
             whose = "v" if name == "value" else "q"
             raise ValueError(f"{scheme}: {name} must have the head size of {whose}, {size}; got {_shape(table)}")
         if table.dtype not in (torch.float32, torch.float64):

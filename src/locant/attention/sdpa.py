@@ -40,10 +40,13 @@ def attend(request: Request) -> tuple[Tensor, None]:
 def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """With a mask that has a number for every pair, [B, H, Lq, Lk]."""
     lq, lk = q.shape[2], k.shape[2]
-    added = None
-    if request.terms.used():
+    added, temperature = None, request.sides.temperature
+    if request.terms.used() or request.sides.used():
         full_q, full_k, _ = in_full(request)
         added = added_logits(request, slice(None), full_q, full_k)
+    if temperature is not None:
+        q = (q.to(request.wide) * temperature[..., None].to(request.wide)).to(q.dtype)
+        added = None if added is None else added * temperature[..., None].to(added.dtype)
     if request.additive is not None:
         added = request.additive if added is None else added + request.additive
     if added is not None and q.dtype == torch.float64:
@@ -152,7 +155,7 @@ def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
 def _band(request: Request) -> Tensor | None:
     """The bias over j − i + Lq − 1, −∞ in the future if causal; None if a view of it cannot be the whole mask."""
     bias = request.terms.bias
-    if bias is None or request.terms.used() != ("bias",):
+    if bias is None or request.terms.used() != ("bias",) or request.sides.used():
         return None
     if request.additive is not None or request.window != (None, None):
         return None

@@ -19,7 +19,7 @@ from locant.attention import eager
 from locant.attention.offsets import Offsets
 from locant.attention.request import Request
 from locant.schemes.nope import Nope
-from locant.terms import Terms
+from locant.terms import Sides, Terms
 
 WIDE = torch.float64
 
@@ -71,12 +71,13 @@ def output_of_call(call: Any, tensors: Mapping[str, Tensor], kept: Tensor | None
     request = Request(
         q=tensors["q"], k=tensors["k"], v=tensors["v"], scheme=Nope(), terms=terms,
         offsets=Offsets(call.first_offset, columns, call.q.device), rotated=(tensors["q"], tensors["k"]),
-        positions=(call.q_pos, call.k_pos), mask=call.mask, additive=None, causal=False, window=(None, None),
+        sides=Sides(), far=None, positions=(call.q_pos, call.k_pos), mask=call.mask, additive=None, causal=False, window=(None, None),
         limits=(call.lowest, call.highest), scale=call.scale, softcap=call.softcap, sinks=tensors.get("sinks"),
         dropout=0.0, need_weights=False,
     )  # fmt: skip
     groups = call.q.shape[1] // call.k.shape[1]
     keys = {name: tensors[name].repeat_interleave(groups, dim=1) for name in ("k", "v", "raw_k") if name in tensors}
     raw_q, raw_k = tensors.get("raw_q", tensors["q"]), keys.get("raw_k", keys["k"])
-    out, _ = eager.attend_rows(request, slice(None), raw_q, raw_k, keys["v"], tensors["q"], keys["k"], kept=kept)
+    content = eager.Content(tensors["q"], keys["k"])
+    out, _ = eager.attend_rows(request, slice(None), raw_q, raw_k, keys["v"], content, kept=kept)
     return out

@@ -1,10 +1,11 @@
 """`Scheme`: a rule for how a transformer uses the positions of its tokens, as one small object.
 
-Most schemes override one of three methods:
+Most schemes override one of four methods:
 
     embed(pos)                     -> vectors that the model adds to the token embeddings
     rotate(q, k, q_pos, k_pos)     -> queries and keys of the content product
     terms(r)                       -> tables over the offset r = key position − query position
+    sides(tokens)                  -> numbers and vectors of each token; with `read`, from its hidden state
 
 and `parameter_count`, the formula of the paper. A scheme gets no masks, caches nothing, and has no maximum length
 unless its mathematics has one. The model decides whether layers share a scheme.
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from locant.schemes.components import Components
-from locant.terms import Terms
+from locant.terms import Far, Sides, Terms, Tokens
 
 DIMS = ("n_heads", "head_dim", "d_model")
 """Constructor arguments that come from the model, not from the spec string."""
@@ -47,6 +48,16 @@ class Scheme(nn.Module):
     """All positions are computed at once, without a recurrence along the sequence."""
     max_length: int | None = None
     """Positions must be below this; None if there is no limit."""
+    causal_only: bool = False
+    """The formula is meant for keys at or before the query; attention refuses later keys."""
+    reads_queries: bool = False
+    """`sides` needs the hidden states of the queries: a caller passes x to `attend`."""
+    reads_keys: bool = False
+    """`sides` needs the hidden states of the keys."""
+    read_width: int = 0
+    """Numbers that `read` keeps of each token and head."""
+    has_levels: bool = False
+    """`sides` returns levels. A sum can have one part that does."""
     planes: tuple[str, int] | None = None
     """For a scheme that rotates: which pairs of coordinates. Rotations of the same pairs commute."""
 
@@ -109,9 +120,24 @@ class Scheme(nn.Module):
         return type(self).terms is not Scheme.terms
 
     @property
+    def has_sides(self) -> bool:
+        """Whether the scheme computes something for each token of a call."""
+        return type(self).sides is not Scheme.sides
+
+    @property
+    def has_far(self) -> bool:
+        """Whether the scheme rotates differently for keys at a distance."""
+        return type(self).rotate_far is not Scheme.rotate_far
+
+    @property
+    def reads(self) -> bool:
+        """Whether the scheme needs the hidden states of tokens."""
+        return self.reads_queries or self.reads_keys
+
+    @property
     def silent(self) -> bool:
         """Whether the scheme has no effect at all, like NoPE."""
-        return not (self.embeds or self.rotates or self.has_terms)
+        return not (self.embeds or self.rotates or self.has_terms or self.has_sides)
 
     @property
     def position_table(self) -> Tensor | None:
@@ -147,6 +173,21 @@ class Scheme(nn.Module):
         and so are the sums that make the gradients of parameters (see `wide`).
         """
         return Terms()
+
+    def read(self, x: Tensor) -> Tensor:
+        """Returns what the scheme keeps of hidden states x [B, L, d_model]: [B, n_heads, L, W], float32 or wider.
+
+        One token at a time: a row depends on its own token alone. A model that caches keys caches this too.
+        """
+        raise NotImplementedError(f"{self} does not read hidden states")
+
+    def sides(self, tokens: Tokens) -> Sides:
+        """Returns vectors, levels and temperatures of the tokens of a call."""
+        return Sides()
+
+    def rotate_far(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> Far | None:
+        """Returns other rotations for keys at a distance; None where `rotate` serves for all."""
+        return None
 
     def scale(self, head_dim: int) -> float:
         """Returns the logit scale that `attend` uses if the caller passes none."""

@@ -1,15 +1,18 @@
 """Several schemes at once: `Sum(Tisa(...), Learned(...))`, or `tisa:kernels=5+learned:length=512`.
 
-Embeddings, biases and vector terms add, rotations are applied one after the other, and gains multiply.
+Embeddings, biases and vector terms add, rotations are applied one after the other, gains and temperatures multiply, and
+side vectors join to longer ones.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from locant.schemes.base import DIMS, Scheme
-from locant.terms import Terms
+from locant.terms import Far, Sides, Terms, Tokens
 
 
 class Sum(Scheme):
@@ -30,6 +33,15 @@ class Sum(Scheme):
             for part in flat:
                 if hasattr(part, dim):
                     setattr(self, dim, getattr(part, dim))
+        for what in ("has_levels", "has_far"):
+            having = [str(part) for part in flat if getattr(part, what)]
+            if len(having) > 1:
+                raise ValueError(f"a Sum can have one such part, not {len(having)}: {', '.join(having)}")
+        far = [part for part in flat if part.has_far]
+        if far and any(part.rotates for part in flat if part is not far[0]):
+            raise ValueError(f"{far[0]} cannot be added to another scheme that rotates")
+        if far and any(_has_vector_gain(part) for part in flat):
+            raise ValueError(f"{far[0]} cannot be added to a scheme with a gain per coordinate")
         # A vector gain does not commute with rotations: (R_i q)ᵀ diag(g_r) (R_j k) depends on i and j, not on r alone.
         rotations = [part for part in flat if part.rotates]
         mixed = bool(rotations) and any(_has_vector_gain(part) for part in flat)
@@ -39,6 +51,11 @@ class Sum(Scheme):
         self.pairwise = all(part.pairwise for part in flat) and not tangled
         self.incremental = all(part.incremental for part in flat) and not tangled
         self.grows = any(part.grows for part in flat)
+        self.causal_only = any(part.causal_only for part in flat)
+        self.reads_queries = any(part.reads_queries for part in flat)
+        self.reads_keys = any(part.reads_keys for part in flat)
+        self.read_width = sum(part.read_width for part in flat)
+        self.has_levels = any(part.has_levels for part in flat)
         self.max_length = min((part.max_length for part in flat if part.max_length is not None), default=None)
 
     def schemes(self) -> list[Scheme]:
@@ -60,6 +77,10 @@ class Sum(Scheme):
     def has_terms(self) -> bool:
         return any(part.has_terms for part in self.schemes())
 
+    @property
+    def has_sides(self) -> bool:
+        return any(part.has_sides for part in self.schemes())
+
     def embed(self, pos: Tensor) -> Tensor | None:
         total = None
         for part in self.schemes():
@@ -72,6 +93,26 @@ class Sum(Scheme):
         for part in self.schemes():
             q, k = part.rotate(q, k, q_pos, k_pos)
         return q, k
+
+    @property
+    def has_far(self) -> bool:
+        return any(part.has_far for part in self.schemes())
+
+    def rotate_far(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> Far | None:
+        found = [part.rotate_far(q, k, q_pos, k_pos) for part in self.schemes() if part.has_far]
+        return found[0] if found else None
+
+    def read(self, x: Tensor) -> Tensor:
+        return torch.cat([part.read(x) for part in self.schemes() if part.reads], dim=-1)
+
+    def sides(self, tokens: Tokens) -> Sides:
+        total, start = Sides(), 0
+        for part in self.schemes():
+            own = slice(start, start + part.read_width)
+            read_q, read_k = (None if x is None else x[..., own] for x in (tokens.read_q, tokens.read_k))
+            total = total + part.sides(replace(tokens, read_q=read_q, read_k=read_k))
+            start = own.stop
+        return total
 
     @property
     def reach(self) -> int | None:

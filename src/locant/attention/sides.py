@@ -1,0 +1,191 @@
+"""What a scheme computes for each token of a call, checked: `Sides`, from hidden states, queries, keys and positions.
+
+A caller passes hidden states as x, one of
+
+    [B, Lk, d_model]      of the keys; the queries are the last Lq of them, as in decoding with a cache
+    [B, Lq, d_model]      of the queries, for a scheme that reads no keys
+    a pair of tensors     of the queries, and of the keys; either may be None if the scheme does not read it
+    `Remembered`          what `Scheme.read` made of hidden states before: a model that caches keys caches that
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from locant.schemes.base import Scheme, readable
+from locant.terms import Sides, Terms, Tokens
+
+WIDE = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What `Scheme.read` made of hidden states: of the queries, and of the keys. [B, H, L, W]"""
+
+    queries: Tensor | None
+    keys: Tensor | None
+
+
+States = Tensor | tuple[Tensor | None, Tensor | None] | Remembered
+"""What `attend` takes as x."""
+
+
+def find_sides(
+    scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor], x: States | None, scale: float
+) -> Sides:
+    """The sides of a call. Levels are in float64, or float32 where the device has no float64."""
+    if not scheme.has_sides:
+        if x is not None:
+            _check_states(scheme, q, k, x)
+        return Sides()
+    read_q, read_k = _read(scheme, q, k, x) if scheme.reads else (None, None)
+    sides = scheme.sides(Tokens(q, k, *positions, read_q, read_k, scale))
+    if not isinstance(sides, Sides):
+        raise TypeError(f"{scheme}.sides must return Sides, got {type(sides).__name__}")
+    _check_sides(scheme, sides, q, k)
+    return sides
+
+
+def joined(terms: Terms, sides: Sides, q: Tensor, k: Tensor, scheme: Scheme) -> tuple[Terms, Sides]:
+    """The same with one query table and one key table: `sides.query` and `sides.key` are the vectors they meet.
+
+    None there stands for q and k themselves. The tables `query_side` and `key_side` are None afterwards.
+    """
+    for name, x in (("query", q), ("key", k)):
+        table, vectors = getattr(terms, f"{name}_side"), getattr(sides, name)
+        if (table is None) != (vectors is None):
+            missing = f"Terms.{name}_side" if table is None else f"Sides.{name}"
+            raise ValueError(f"{scheme}: Terms.{name}_side and Sides.{name} belong together, and {missing} is missing")
+        if table is None or vectors is None:
+            continue
+        if table.shape[-1] != vectors.shape[-1]:
+            raise ValueError(
+                f"{scheme}: Terms.{name}_side has vectors of {table.shape[-1]} numbers and Sides.{name} of "
+                f"{vectors.shape[-1]}; they must be equal"
+            )
+        b, h = q.shape[:2]
+        vectors = vectors.expand(b, h, -1, -1)
+        own = getattr(terms, name)
+        if own is not None:  # q·a + p·α is one product of longer vectors
+            content = x.to(vectors.dtype).repeat_interleave(h // x.shape[1], dim=1)
+            vectors = torch.cat([content, vectors], dim=-1)
+            heads = max(own.shape[0], table.shape[0])
+            table = torch.cat([part.expand(heads, -1, -1) for part in (own, table.to(own.dtype))], dim=-1)
+        terms = replace(terms, **{name: table, f"{name}_side": None})
+        sides = replace(sides, **{name: vectors})
+    if terms.level is not None and sides.query_level is None and sides.key_level is None:
+        raise ValueError(f"{scheme}: Terms.level multiplies levels, and Sides has none")
+    return terms, sides
+
+
+def _read(scheme: Scheme, q: Tensor, k: Tensor, x: States | None) -> tuple[Tensor | None, Tensor | None]:
+    """What the scheme reads from the hidden states of the queries, and of the keys; None for what it does not need."""
+    if x is None:
+        raise ValueError(
+            f"{scheme} reads hidden states: pass x=…, the input of the attention layer, [{q.shape[0]}, {k.shape[2]}, "
+            f"d_model]"
+        )
+    if isinstance(x, Remembered):
+        return x.queries, x.keys
+    of_queries, of_keys = _check_states(scheme, q, k, x)
+    if scheme.reads_keys:
+        assert of_keys is not None
+        keys = _checked_read(scheme, of_keys, q)
+        if of_queries is None:  # the last of the keys
+            return keys[:, :, keys.shape[2] - q.shape[2] :], keys
+        return _checked_read(scheme, of_queries, q), keys
+    assert of_queries is not None
+    return _checked_read(scheme, of_queries, q), None
+
+
+def _checked_read(scheme: Scheme, x: Tensor, q: Tensor) -> Tensor:
+    found = scheme.read(x)
+    expected = [x.shape[0], q.shape[1], x.shape[1], scheme.read_width]
+    if list(found.shape) != expected or found.dtype not in WIDE:
+        raise ValueError(
+            f"{scheme}.read must return {expected} (batch, heads, tokens, read_width) in float32 or wider, got "
+            f"{list(found.shape)} in {found.dtype}"
+        )
+    return found
+
+
+def _check_states(scheme: Scheme, q: Tensor, k: Tensor, x: States) -> tuple[Tensor | None, Tensor | None]:
+    """The hidden states of the queries and of the keys. The first is None if the queries are the last of the keys."""
+    if isinstance(x, Remembered):
+        return None, None
+    lq, lk = q.shape[2], k.shape[2]
+    if isinstance(x, tuple):
+        if len(x) != 2:
+            raise ValueError(f"x as a tuple must be (of queries, of keys), got {len(x)} entries")
+        queries, keys = x
+        for what, states, length, needed in (
+            ("queries", queries, lq, scheme.reads_queries), ("keys", keys, lk, scheme.reads_keys),
+        ):  # fmt: skip
+            if states is None and needed:
+                raise ValueError(f"{scheme} reads the hidden states of the {what}, and x has None for them")
+            if states is not None:
+                _check_one(scheme, states, q, (length,))
+        return queries, keys
+    _check_one(scheme, x, q, (lk,) if scheme.reads_keys else (lk, lq))
+    if scheme.reads_keys:
+        if lq > lk:
+            raise ValueError(f"x of {lk} keys does not hold {lq} queries; pass x as (of queries, of keys)")
+        return None, x
+    return (x if x.shape[1] == lq else x[:, lk - lq :]), None
+
+
+def _check_one(scheme: Scheme, x: Tensor, q: Tensor, lengths: tuple[int, ...]) -> None:
+    """ValueError unless x is the hidden states of as many tokens as one of `lengths`."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"x must be a tensor of floating-point numbers, the hidden states of the tokens; got {got}")
+    width = getattr(scheme, "d_model", None) if scheme.reads else None
+    if (
+        x.ndim != 3
+        or x.shape[0] != q.shape[0]
+        or all(x.shape[1] != length for length in lengths)
+        or (width is not None and x.shape[2] != width)
+    ):
+        wide = "d_model" if width is None else width
+        expected = " or ".join(f"[{q.shape[0]}, {length}, {wide}]" for length in dict.fromkeys(lengths))
+        raise ValueError(f"x must be {expected}, the hidden states of the tokens; got {list(x.shape)}")
+    if x.device != q.device:
+        raise ValueError(f"x must be on the device of q, {q.device}; got {x.device}")
+
+
+def _check_sides(scheme: Scheme, sides: Sides, q: Tensor, k: Tensor) -> None:
+    b, h, lq, _ = q.shape
+    for name, x in sides.used().items():
+        length = k.shape[2] if name in ("key", "key_level") else lq
+        dims = 4 if name in ("query", "key") else 3
+        if x.ndim != dims or x.shape[0] not in (1, b) or x.shape[1] not in (1, h) or x.shape[2] != length:
+            shape = f"[{b} or 1, {h} or 1, {length}{', width' if dims == 4 else ''}]"
+            raise ValueError(f"{scheme}: Sides.{name} must be {shape}, got {list(x.shape)}")
+        if x.dtype not in WIDE:
+            raise TypeError(f"{scheme}: Sides.{name} is {x.dtype} but must be float32 or wider")
+
+
+def check_causal(
+    scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None, highest: int | None,
+    mask: Tensor | None,
+) -> None:  # fmt: skip
+    """ValueError if a scheme for causal attention would see a key after its query."""
+    if not scheme.causal_only or (highest is not None and highest <= 0):
+        return
+    lq, lk = q.shape[2], k.shape[2]
+    if positions is None:
+        if lq == 1:  # the query is the last token
+            return
+        positions = torch.arange(lk - lq, lk, device=q.device)[None], torch.arange(lk, device=q.device)[None]
+    if torch.compiler.is_compiling() or not all(readable(x) for x in (*positions, mask) if x is not None):
+        if mask is None:
+            raise ValueError(f"{scheme} is for causal attention; pass causal=True, or a causal mask")
+        return  # masks cannot be read while a graph is traced
+    later = (positions[1][:, None, :] > positions[0][:, :, None])[:, None]
+    if bool((later if mask is None else later & mask).any()):
+        raise ValueError(
+            f"{scheme} is for causal attention, and a query sees a key after it; pass causal=True, or a causal mask"
+        )
