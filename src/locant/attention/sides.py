@@ -21,6 +21,14 @@ from locant.terms import Sides, Terms, Tokens
 WIDE = (torch.float32, torch.float64)
 
 
+class NotCausal(ValueError):
+    """A scheme for causal attention would see a key after its query."""
+
+    def __init__(self, scheme: Scheme, message: str) -> None:
+        super().__init__(message)
+        self.scheme = scheme
+
+
 @dataclass(frozen=True)
 class Remembered:
     """What `Scheme.read` made of hidden states: of the queries, and of the keys. [B, H, L, W]"""
@@ -172,7 +180,7 @@ def check_causal(
     scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None, highest: int | None,
     mask: Tensor | None,
 ) -> None:  # fmt: skip
-    """ValueError if a scheme for causal attention would see a key after its query."""
+    """NotCausal if a scheme for causal attention would see a key after its query."""
     if not scheme.causal_only or (highest is not None and highest <= 0):
         return
     lq, lk = q.shape[2], k.shape[2]
@@ -182,10 +190,11 @@ def check_causal(
         positions = torch.arange(lk - lq, lk, device=q.device)[None], torch.arange(lk, device=q.device)[None]
     if torch.compiler.is_compiling() or not all(readable(x) for x in (*positions, mask) if x is not None):
         if mask is None:
-            raise ValueError(f"{scheme} is for causal attention; pass causal=True, or a causal mask")
+            raise NotCausal(scheme, f"{scheme} is for causal attention; pass causal=True, or a causal mask")
         return  # masks cannot be read while a graph is traced
     later = (positions[1][:, None, :] > positions[0][:, :, None])[:, None]
     if bool((later if mask is None else later & mask).any()):
-        raise ValueError(
-            f"{scheme} is for causal attention, and a query sees a key after it; pass causal=True, or a causal mask"
+        raise NotCausal(
+            scheme,
+            f"{scheme} is for causal attention, and a query sees a key after it; pass causal=True, or a causal mask",
         )

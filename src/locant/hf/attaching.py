@@ -18,6 +18,7 @@ from locant.hf.length import named_length
 from locant.hf.methods import replace_method
 from locant.hf.plan import ANY_LENGTH, STATE, Plan, current_schemes, plan_of
 from locant.hf.seam import configs, use_attention
+from locant.hf.states import hold, release
 
 Save = Callable[..., None]
 """The `save_pretrained` of a swapped model."""
@@ -46,6 +47,8 @@ def attach(model: PreTrainedModel, plan: Plan, save: Save) -> None:
             else:
                 module.add_module(interface.NAME, scheme)
                 owners[id(scheme)] = module
+            if scheme.reads:
+                hold(module)
             module.__dict__["locant_impl"] = plan.impl
             module.__dict__[interface.CAUSAL] = family.causal.get(
                 stack_plan.path, bool(getattr(module, "is_causal", True))
@@ -85,6 +88,7 @@ def detach(model: PreTrainedModel) -> Plan:
             module.__dict__.pop(interface.OWNER, None)
             module.__dict__.pop(interface.NAME, None)
             module._modules.pop(interface.NAME, None)
+            release(module)
             module.__dict__.pop("locant_impl", None)
             module.__dict__.pop(interface.CAUSAL, None)
     for replaced in reversed(plan.replaced):

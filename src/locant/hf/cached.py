@@ -10,6 +10,7 @@ Operations that rearrange the rows of a cache (beam search) rearrange its positi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from locant.hf.methods import replace_method
 
 STORED = "locant_positions"
 """Attribute of a cache: the positions of its keys, [B or 1, keys]; for a static cache [B, places]."""
+READ = "locant_read"
+"""Attribute of a cache: what schemes read from the tokens of its keys, [B, H, keys, W], by attention (`states`)."""
 
 
 def is_static(cache: Any) -> bool:
@@ -70,25 +73,40 @@ def _in_static(cache: Any, ids: Tensor, past: int | Tensor, batch: int) -> Posit
 
 def _store(cache: Any, positions: Tensor) -> None:
     setattr(cache, STORED, positions)
-    if positions.shape[0] > 1 and "reorder_cache" not in vars(cache):
-        for name, change in (
-            ("reorder_cache", _reorder),
-            ("batch_select_indices", _select),
-            ("batch_repeat_interleave", _repeat),
-        ):
-            replace_method(cache, name, change)
+    if positions.shape[0] > 1:
+        keep_rows_together(cache)
+
+
+def keep_rows_together(cache: Any) -> None:
+    """Makes operations that rearrange the rows of a cache rearrange what locant stored on it, too."""
+    if "reorder_cache" in vars(cache):
+        return
+    for name, change in (
+        ("reorder_cache", _reorder),
+        ("batch_select_indices", _select),
+        ("batch_repeat_interleave", _repeat),
+    ):
+        replace_method(cache, name, change)
+
+
+def _rearrange(cache: Any, change: Callable[[Tensor], Tensor]) -> None:
+    positions = getattr(cache, STORED, None)
+    if positions is not None and positions.shape[0] > 1:  # one row serves all sequences
+        setattr(cache, STORED, change(positions))
+    for module, read in getattr(cache, READ, {}).items():
+        getattr(cache, READ)[module] = change(read)
 
 
 def _reorder(cache: Any, rows: Tensor) -> None:
     type(cache).reorder_cache(cache, rows)
-    cache.locant_positions = cache.locant_positions.index_select(0, rows.to(cache.locant_positions.device))
+    _rearrange(cache, lambda x: x.index_select(0, rows.to(x.device)))
 
 
 def _select(cache: Any, rows: Tensor) -> None:
     type(cache).batch_select_indices(cache, rows)
-    cache.locant_positions = cache.locant_positions[rows]
+    _rearrange(cache, lambda x: x[rows])
 
 
 def _repeat(cache: Any, repeats: int) -> None:
     type(cache).batch_repeat_interleave(cache, repeats)
-    cache.locant_positions = cache.locant_positions.repeat_interleave(repeats, dim=0)
+    _rearrange(cache, lambda x: x.repeat_interleave(repeats, dim=0))

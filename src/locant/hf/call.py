@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from locant.attention.request import Request, prepare
+from locant.attention.sides import States
 from locant.schemes import Scheme
 
 AttentionFunction = Callable[..., tuple[Tensor, "Tensor | None"]]
@@ -66,6 +67,7 @@ class AttentionCall:
     weights_wanted: bool
     others: Mapping[str, Any]  # all other keyword arguments of transformers: softcap, s_aux, …
     transformers_attention: AttentionFunction  # computes the call where locant adds nothing to it
+    states: States | None = None  # hidden states, for a scheme that reads them
     position_factor: int = 1
     """Positions are multiplied by this before attention. Only a probe of a swap sets it."""
 
@@ -120,7 +122,8 @@ class AttentionCall:
         if mask is not None:
             mask = mask[..., :lk]
         return {"q": query, "k": key, "v": value, "scheme": self.scheme, "q_pos": q_pos, "k_pos": k_pos, "mask": mask,
-                "causal": causal, "scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}  # fmt: skip
+                "causal": causal, "scale": self.scale, "softcap": self.softcap, "sinks": self.sinks,
+                "x": self.states}  # fmt: skip
 
     def request(self) -> Request:
         """Returns what `attend` is about to compute. Only for calls with a scheme."""

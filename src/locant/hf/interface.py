@@ -24,6 +24,7 @@ from locant.attention import attend
 from locant.hf.call import AttentionCall, AttentionFunction, Positions
 from locant.hf.carrying import carried
 from locant.hf.listening import observers
+from locant.hf.states import held
 from locant.schemes import Scheme
 
 NAME = "locant"
@@ -130,6 +131,7 @@ def attention(
         weights_wanted=bool(kwargs.get("output_attentions")) or (positions is not None and positions.weights),
         others=kwargs,
         transformers_attention=transformers_attention,
+        states=held(module, scheme, query.shape[2], key.shape[2]) if scheme is not None and scheme.reads else None,
     )
     present = observers()
     for observer in present:

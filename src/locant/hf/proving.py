@@ -1,7 +1,8 @@
 """The proof of a swap: runs on a few tokens that show what the swapped model does with positions.
 
 1. Every attention module received positions, and every table that was replaced is used.
-2. Where a scheme acts, other positions change the output of attention.
+2. Where a scheme acts, other positions change the output of attention. A scheme that goes by the order of tokens alone
+   is taken away instead.
 3. The model's own positions are gone: tokens that are all alike give queries and keys that are all alike.
 
 If one of them fails, the swap raises and the model is as it was.
@@ -19,12 +20,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from locant.attention.sides import NotCausal
 from locant.hf.call import AttentionCall
 from locant.hf.listening import observing
 from locant.hf.mechanisms import Carried, Embedded, EmbeddedPatches
 from locant.hf.plan import Plan, StackPlan
 from locant.hf.running import failing_in_words, probe_inputs, probe_length, probe_tokens, run, run_probe
-from locant.schemes import Scheme
+from locant.schemes import Nope, Scheme
 
 ROUNDING = 1e-6
 """Relative difference of two outputs that may be rounding."""
@@ -37,9 +39,13 @@ def prove(model: PreTrainedModel, plan: Plan) -> None:
     """Raises RuntimeError or NotImplementedError unless the swapped model does with positions what it should."""
     base, kind = model.base_model, model.config.model_type
     with _perturbed(plan.schemes()), _counting_tables(base) as unused:
-        with _outputs() as plain, failing_in_words(model, "with a scheme in place of its own positions"):
+        with (
+            _outputs() as plain,
+            _for_causal_models(kind),
+            failing_in_words(model, "with a scheme in place of its own positions"),
+        ):
             run_probe(base)
-        with _outputs() as moved, observing(before=lambda call: replace(call, position_factor=-3)):
+        with _outputs() as moved, observing(before=_elsewhere):
             run_probe(base)
     for stack in plan.stacks:
         for attention in stack.attentions:
@@ -61,6 +67,25 @@ def prove(model: PreTrainedModel, plan: Plan) -> None:
             f"{kind}: with {scheme} the output does not depend on position; the model is unchanged"
         )
     _prove_silence(model, plan)
+
+
+def _elsewhere(call: AttentionCall) -> AttentionCall:
+    """The call at other positions, and in another order; without its scheme if that has no use for numbers."""
+    if call.scheme is not None and (call.scheme.causal_only or call.scheme.reads_keys):
+        return replace(call, scheme=Nope(), states=None)
+    return replace(call, position_factor=-3)
+
+
+@contextmanager
+def _for_causal_models(kind: str) -> Iterator[None]:
+    try:
+        yield
+    except NotCausal as error:
+        raise NotCausal(
+            error.scheme,
+            f"{error.scheme} is for causal attention, and in this {kind} model tokens see later ones; choose a scheme "
+            f"for both directions. The model is unchanged",
+        ) from None
 
 
 @contextmanager

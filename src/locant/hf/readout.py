@@ -40,7 +40,9 @@ class Native:
     def rotary(self) -> list[str] | None:
         """The rotary settings of each layer as spec strings, if positions are rotary; "nope" for layers without."""
         layers = [scheme for stack in self.stacks for scheme in stack.layers or []]
-        alike = all((scheme.rotates and not scheme.has_terms) or scheme.silent for scheme in layers)
+        alike = all(
+            (scheme.rotates and not scheme.has_terms and not scheme.has_sides) or scheme.silent for scheme in layers
+        )
         rotary = alike and any(scheme.rotates for scheme in layers)
         return [str(scheme) for scheme in layers] if rotary else None
 

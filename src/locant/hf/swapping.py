@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -181,9 +182,7 @@ def _resolve(
             embed, layers = copy.deepcopy((read.embed, read.layers or [Nope()] * len(attentions)))
         else:
             entries = spec if isinstance(spec, (str, Scheme)) else spec[done : done + len(attentions)]
-            dims = {"n_heads": attentions[0].n_heads, "head_dim": attentions[0].head_dim, "d_model": width}
-            built = [scheme for scheme in per_layer(entries, len(attentions), **dims) if isinstance(scheme, Scheme)]
-            embed, layers = _split(built)
+            embed, layers = _split(_built(entries, attentions, width, stack))
         if keep_native:
             modules = [base.get_submodule(attention.name) for attention in attentions]
             own = family.mechanism.read(stack, modules, partial(probe_through_seam, model))
@@ -197,6 +196,24 @@ def _resolve(
         plans.append(StackPlan(path, attentions, layers, embed, width, native_count))
         done += len(attentions)
     return plans
+
+
+def _built(
+    spec: str | Scheme | Sequence[str | Scheme], attentions: list[Attention], width: int, stack: Any
+) -> list[Scheme]:
+    """The scheme of every attention, built for its own sizes: in some models those of sliding layers differ."""
+    sizes = [(attention.n_heads, attention.head_dim) for attention in attentions]
+
+    def build(d_model: int) -> list[Scheme]:
+        found: dict[tuple[int, int], Any] = {}
+        for n_heads, head_dim in dict.fromkeys(sizes):
+            dims = {"n_heads": n_heads, "head_dim": head_dim, "d_model": d_model}
+            found[n_heads, head_dim] = per_layer(spec, len(attentions), **dims)
+        return [found[size][layer] for layer, size in enumerate(sizes)]
+
+    built, of_states = build(width), getattr(stack.config, "hidden_size", width)
+    # ELECTRA's token embeddings are narrower than the hidden states that a scheme reads.
+    return build(of_states) if of_states != width and any(scheme.reads for scheme in built) else built
 
 
 def _split(built: list[Scheme]) -> tuple[Scheme | None, list[Scheme]]:
@@ -226,7 +243,7 @@ def _embeds(scheme: Scheme) -> bool:
     one = torch.zeros(1, dtype=torch.long, device=here)
     if scheme.embed(one) is None:
         return False
-    if scheme.terms(one).used() or scheme.rotates:
+    if scheme.terms(one).used() or scheme.rotates or scheme.has_sides:
         raise NotImplementedError(
             f"{scheme} both embeds positions and acts in attention; write two schemes and add them with Sum"
         )
