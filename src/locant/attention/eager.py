@@ -6,9 +6,10 @@
     w_ij     = exp(logit_ij) / ( exp(sink) + Σ_j exp(logit_ij) )                             exp(sink) = 0 without sinks
     out_i    = Σ_j w_ij · (v_j + u_r)
 
-p and t are q and k, or the vectors of `Request.sides`, as are e, d and τ. In float64 it defines the correct result; other back ends are compared with it. It computes slices of the queries one
-after another, so only a bounded part of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward. A compiled
-graph that serves several lengths computes all queries at once.
+p and t are q and k, or vectors of `Request.sides`; e, d and τ are there too. In float64 it defines the correct result;
+other back ends are compared with it. It computes slices of the queries one after another, so only a bounded part of a
+[B, H, Lq, Lk, D] tensor exists at a time, forward or backward. A compiled graph that serves several lengths computes
+all queries at once.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def _products(request: Request, rows: slice, content: Content) -> Tensor:
 
 
 def added_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor | None:
-    """The sum of all terms that are added to the scaled content product, before the temperature; None if there are none.
+    """The sum of all that is added to the scaled content product, before the temperature; None if there is nothing.
 
     It broadcasts to [B, H, rows, Lk]. q and k are those of `in_full`: unrotated, wide, with all heads.
     """

@@ -72,8 +72,8 @@ def attend(request: Request) -> tuple[Tensor, None]:
 
 def _run(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, gain: Tensor | None, by_query: Tensor | None,
-    by_key: Tensor | None, sides: dict[str, Tensor], first: Tensor, k_pos: Tensor, block_mask: Any, scale: float, softcap: float | None,
-    sinks: Tensor | None, is_sink: Tensor | None,
+    by_key: Tensor | None, sides: dict[str, Tensor], first: Tensor, k_pos: Tensor, block_mask: Any, scale: float,
+    softcap: float | None, sinks: Tensor | None, is_sink: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """FlexAttention on padded tensors. `first` [B, Lq] is the key position of each query's column 0.
 

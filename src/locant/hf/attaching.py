@@ -126,9 +126,11 @@ def _not_as_a_part(base: nn.Module, prefix: str, keep_vars: bool) -> None:
         frame = frame.f_back
 
 
-def _move(original: nn.Module | Tensor, here: Tensor) -> None:
+def _move(original: Any, here: Tensor) -> None:
     if isinstance(original, Tensor):
         original.data = original.data.to(here.device, here.dtype)
+    elif not isinstance(original, nn.Module):
+        return
     elif list(original.parameters()):
         original.to(here.device, here.dtype)
     else:  # frequencies of a rotary embedding keep their precision

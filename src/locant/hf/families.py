@@ -17,11 +17,13 @@ from locant.hf.mechanisms import (
     CarriedTable,
     IndexedTable,
     Patches,
+    RelativeLogits,
     Rotary,
     Table,
     TableAfterPadding,
     TableAfterTwo,
 )
+from locant.hf.mechanisms.relative_logits import convolved
 from locant.hf.seams.families import SEAM_FAMILIES, SEAMS
 
 BERT = Family(Table("embeddings.position_embeddings"))
@@ -52,6 +54,7 @@ FAMILIES: dict[str, Family] = {
     "bart": Family(CarriedTable("embed_positions", row=2), stacks=two_stacks),
     "ctrl": Family(IndexedTable("pos_encoding")),
     "vit": Family(Patches()),
+    "inkling_text": Family(RelativeLogits(), convolved=convolved),
     **SEAM_FAMILIES,
 }
 

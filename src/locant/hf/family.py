@@ -68,5 +68,7 @@ class Family:
     and some say the opposite, because the model gives them a mask."""
     attention_by_index: bool = False
     """MPNet: its own positions in attention count padding tokens, its table does not."""
+    convolved: Callable[[nn.Module], int] = from_zero
+    """Inkling: how many tokens before its own the key of a token depends on, by a short convolution."""
     seam: Seam | None = None
     """For models whose attention does not go through transformers' attention interface."""

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from locant.attention.sides import NotCausal
 from locant.hf.call import AttentionCall
+from locant.hf.finding import family_of
 from locant.hf.listening import observing
 from locant.hf.mechanisms import Carried, Embedded, EmbeddedPatches
 from locant.hf.plan import Plan, StackPlan
@@ -146,6 +147,7 @@ def _prove_silence(model: PreTrainedModel, plan: Plan) -> None:
     names = {
         base.get_submodule(attention.name): attention.name for stack in plan.stacks for attention in stack.attentions
     }
+    convolved = _convolved(model, plan)
     entry = {name for stack in plan.stacks for name in _first_of_all(stack, plan)}
     remaining: list[str] = []
     tokens = probe_tokens(base, probe_length(base))
@@ -170,7 +172,8 @@ def _prove_silence(model: PreTrainedModel, plan: Plan) -> None:
         return tuple(map(constant, args)), {name: constant(x) for name, x in kwargs.items()}
 
     def compare(call: AttentionCall) -> None:
-        if call.module in names and not (_alike(call.query, 2) and _alike(call.key, 2)):
+        first = convolved.get(call.module, 0)
+        if call.module in names and not (_alike(call.query, 2) and _alike(call.key[:, :, first:], 2)):
             remaining.append(names[call.module])
 
     hooks = [module.register_forward_pre_hook(same_states, with_kwargs=True) for module in names]
@@ -185,6 +188,16 @@ def _prove_silence(model: PreTrainedModel, plan: Plan) -> None:
             f"{kind} models cannot be swapped: their own positions still reach {remaining[0]} in a way that locant "
             f"does not know; the model is unchanged"
         )
+
+
+def _convolved(model: PreTrainedModel, plan: Plan) -> dict[nn.Module, int]:
+    """How many of the first tokens of an attention may have other keys: they are convolved with what is not there."""
+    base, family = model.base_model, family_of(model)
+    return {
+        base.get_submodule(attention.name): family.convolved(base.get_submodule(stack.path))
+        for stack in plan.stacks
+        for attention in stack.attentions
+    }
 
 
 def _tokens_of(x: Any, lengths: set[int]) -> int | None:

@@ -13,6 +13,7 @@ from locant.hf.mechanisms.disentangled import Disentangled
 from locant.hf.mechanisms.nothing import Nothing
 from locant.hf.mechanisms.patches import EmbeddedPatches, Patches
 from locant.hf.mechanisms.projected_sinusoids import ProjectedSinusoids
+from locant.hf.mechanisms.relative_logits import RelativeLogits
 from locant.hf.mechanisms.rotary import Rotary
 from locant.hf.mechanisms.rotary_table import RotaryTable, SharedRotaryTable
 from locant.hf.mechanisms.table import (
@@ -44,6 +45,7 @@ __all__ = [
     "Patches",
     "ProjectedSinusoids",
     "Read",
+    "RelativeLogits",
     "Replaced",
     "Rotary",
     "RotaryTable",
