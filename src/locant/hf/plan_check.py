@@ -25,7 +25,7 @@ LAYER: dict[str, Any] = {"module": str, "n_heads": int, "head_dim": int, "scheme
 """The entries of a plan, of a stack and of a layer, and their types."""
 LATER = {"unlearned", "native_count", "family", "imports"}
 """Entries that older folders, or those of listed families, do not have."""
-HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
+HEADS = ("num_attention_heads", "swa_num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
 HEAD_DIMS = ("head_dim", "attention_head_size", "key_value_proj_dim")
 """Attributes of attention modules: the size of a head."""
 
