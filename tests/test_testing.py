@@ -10,8 +10,9 @@ from torch import nn
 import locant
 from locant import Terms
 from locant.schemes.base import wide
+from locant.terms import Sides
 from locant.testing import LAWS, check_scheme, run_laws
-from tests import cases
+from tests import cases, frontier_cases
 
 SUMS = [
     "rope+rope:theta=50",
@@ -24,10 +25,14 @@ SUMS = [
     "fire+cope",
     "deberta+xl",
     "xpos+alibi",
+    "fox+inkling:extent=4,width=3",
+    "rope+logn:n0=5",
+    "inkling+inkling:extent=3,width=2,alpha=0.2,n0=4+shaw:clip=3",
+    "grape:two_sided=true+pope",
 ]
 
 
-@pytest.mark.parametrize("spec", [*locant.SCHEMES, *cases.SPECS, *SUMS, "tisa:kernels=0"])
+@pytest.mark.parametrize("spec", [*locant.SCHEMES, *cases.SPECS, *frontier_cases.SPECS, *SUMS, "tisa:kernels=0"])
 def test_laws_hold(spec):
     outcomes = check_scheme(locant.scheme(spec, n_heads=4, head_dim=8, d_model=32))
     assert [outcome.law for outcome in outcomes] == list(LAWS)
@@ -195,6 +200,77 @@ class SeesTheLength(Good):
         return q * q.shape[2], k
 
 
+class Reader(locant.Scheme):
+    """A logit per key, from its hidden state."""
+
+    reads_keys, read_width, has_levels = True, 1, True
+
+    def __init__(self, *, n_heads: int = 2, d_model: int = 6):
+        super().__init__()
+        self.n_heads, self.d_model = n_heads, d_model
+        self.weight = nn.Parameter(torch.randn(n_heads, d_model))
+
+    def read(self, x):
+        return (wide(x) @ wide(self.weight).to(wide(x).dtype).mT).mT[..., None]
+
+    def sides(self, tokens):
+        return Sides(key_level=tokens.read_k[..., 0])
+
+    def parameter_count(self):
+        return self.n_heads * self.d_model
+
+
+class ReadsNeighbours(Reader):
+    def read(self, x):
+        return super().read(x).cumsum(2)
+
+
+class ReadsInHalf(Reader):
+    def read(self, x):
+        return super().read(x).to(x.dtype)
+
+
+class ReadsAnotherShape(Reader):
+    def read(self, x):
+        return super().read(x)[..., 0]
+
+
+class ReadsAnyWidth(Reader):
+    def __init__(self, *, n_heads: int = 2):
+        super().__init__(n_heads=n_heads, d_model=16)
+        del self.d_model
+
+    def parameter_count(self):
+        return self.n_heads * 16
+
+
+class ReadsForNothing(Good):
+    reads_keys, read_width = True, 1
+
+    def read(self, x):
+        return x[..., :1, None].transpose(1, 2).expand(-1, self.n_heads, -1, -1)
+
+
+class ReadsWithoutGradient(Reader):
+    def sides(self, tokens):
+        return Sides(key_level=tokens.read_k[..., 0].detach())
+
+
+class WidensInSecret(Good):
+    def rotate(self, q, k, q_pos, k_pos):
+        return (torch.cat([x, x], dim=-1) for x in (q, k))
+
+
+class WidensInWordsAlone(Good):
+    widens = True
+
+
+class RewardsTheFuture(Reader):
+    """Not causal, but finite at every distance: only the declaration is tried."""
+
+    causal_only = True
+
+
 def broken_laws(scheme):
     return {outcome.law for outcome in run_laws(scheme) if outcome.passed is False}
 
@@ -216,9 +292,34 @@ def test_a_scheme_without_mistakes_passes():
     assert broken_laws(Wide(slope=0.2)) == set()
 
 
+def test_a_scheme_that_reads_passes_also_if_it_is_causal():
+    assert broken_laws(Reader()) == set()
+    assert broken_laws(RewardsTheFuture()) == set()
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        (ReadsNeighbours, "what is read of a token differs by .* sum over tokens in sides, not in read"),
+        (ReadsInHalf, r"read returns torch.bfloat16 in a torch.bfloat16 model; it must be float32 or wider"),
+        (ReadsAnotherShape, r"read returns \[2, 2, 11\]; it must be \[2, 2, 11, 1\]: batch, heads, tokens, read_width"),
+        (ReadsAnyWidth, "has no attribute d_model, so attention cannot refuse"),
+        (ReadsForNothing, "defines no sides, which would use them"),
+    ],
+)
+def test_the_law_of_reading_explains_itself(cls, words):
+    found = {outcome.law: outcome.detail for outcome in run_laws(cls())}
+    assert re.search(words, found["reading"])
+
+
 @pytest.mark.parametrize(
     ("cls", "law"),
     [
+        (ReadsNeighbours, "reading"),
+        (ReadsInHalf, "tables"),
+        (ReadsWithoutGradient, "gradient"),
+        (WidensInSecret, "tables"),
+        (WidensInWordsAlone, "tables"),
         (NotLocal, "locality"),
         (OddOneOut, "locality"),
         (OddOneOut, "decode"),

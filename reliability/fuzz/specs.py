@@ -110,7 +110,13 @@ OPTIONS: dict[str, Callable[[Random, Size], Options]] = {
     "cope": _cope,
     "deberta": _deberta,
 }
-"""Random options of every scheme. A scheme that is missing here fails a test."""
+"""Random options of every scheme. A scheme that is missing here and in `NOT_DRAWN` fails a test."""
+
+NOT_DRAWN = ("inkling", "fox", "grape", "pope", "fade", "logn", "fope", "dape")
+"""Schemes that random calls do not have yet: `reference` lacks their hidden states, levels, temperatures and products.
+
+tests/schemes/test_frontier.py compares them with loops over the pairs.
+"""
 
 WEIGHTS = {"nope": 1, "learned": 1, "sinusoidal": 1, "first": 1, "rope": 5}
 """How often a scheme is drawn; 3 for those that are not listed."""

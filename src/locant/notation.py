@@ -61,11 +61,22 @@ def split(text: str) -> list[str]:
     return found
 
 
+NOT_PAIRS = "That is not the softmax attention over pairs of tokens that attend computes"
+OUTSIDE = {
+    "path": "PaTH puts a product of Householder matrices, one for every token between them, into the product of a "
+    f"pair. {NOT_PAIRS}",
+    "stick-breaking": "every key takes a share of what nearer keys have left, without a softmax. " + NOT_PAIRS,
+}
+"""Published position schemes that locant does not have, and why."""
+
+
 def check_names(parts: Iterable[Part], known: Collection[str] | None = None) -> None:
     """Raises a ValueError for a part whose name is not in `known`, by default the names of all schemes."""
     known = schemes.names() if known is None else known
     for part in parts:
         if part.name not in known:
+            if part.name in OUTSIDE:
+                raise ValueError(f"{part.name} is not a scheme of locant: {OUTSIDE[part.name]}")
             hint = did_you_mean(part.name, known)
             raise ValueError(f"unknown scheme {part.name!r}{hint}; known schemes: {', '.join(known)}")
 

@@ -307,6 +307,24 @@ def test_schemes_that_are_toeplitz_by_their_mathematics(spec):
     assert all(row.control.high < 0.2 for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("spec", "toeplitz"),
+    [("fox", True), ("fox:two_sided=true", True), ("inkling:extent=9", True), ("grape", True), ("pope", True),
+     ("fade", True), ("dape", True), ("fope", False), ("rope+logn:n0=4", False), ("logn:n0=4+alibi", False)],
+)  # fmt: skip
+def test_schemes_of_tokens_that_are_all_alike(spec, toeplitz):
+    """A scheme that reads hidden states gets the same one everywhere; its logits then differ by position alone."""
+    scheme = locant.scheme(spec, n_heads=2, head_dim=8, d_model=16)
+    with torch.no_grad():
+        for parameter in scheme.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    logits = scheme_logits(scheme, length=30, draws=3)
+    assert logits.shape == (3, 2, 30, 30)
+    assert not torch.equal(logits[0], logits[1])
+    apart = (logits[..., 1:, 1:] - logits[..., :-1, :-1]).abs().max()
+    assert (float(apart) < 1e-9) is toeplitz
+
+
 def test_schemes_that_are_not():
     """FIRE beyond its threshold, and CoPE, whose counts depend on other keys, are measured and not promised."""
     fire = locant.scheme("fire:length=4", n_heads=2, head_dim=8)

@@ -20,6 +20,31 @@ def test_schemes_prints_every_scheme_with_the_papers_numbers():
         assert word in result.output
 
 
+def test_schemes_names_those_that_need_more_than_q_and_k():
+    output = locant_command("schemes").output
+    assert "Need the hidden states of tokens (attend's x): inkling, fox\n" in output
+    assert "For causal attention: fox, grape\n" in output
+
+
+@pytest.mark.parametrize("name", ["path", "stick-breaking"])
+def test_schemes_out_of_scope_say_why(name):
+    result = locant_command("schemes", name)
+    assert result.exit_code == 2
+    assert f"{name} is not a scheme of locant" in result.stderr
+    assert "not the softmax attention over pairs of tokens that attend computes" in " ".join(result.stderr.split())
+    with pytest.raises(ValueError, match=f"{name} is not a scheme of locant"):
+        locant.scheme(name, n_heads=2)
+
+
+def test_curves_of_schemes_that_depend_on_tokens(tmp_path):
+    result = locant_command("curve", "fox", "grape", "inkling:extent=4", "pope", "-o", tmp_path / "x.png", "--reach", 6)
+    assert result.exit_code == 0, result.output
+    assert "fox depends on the tokens or on the position of the query alone; there is no curve" in result.output
+    with (tmp_path / "x.csv").open() as file:
+        fields = {(row["scheme"], row["field"]) for row in csv.DictReader(file)}
+    assert fields == {("grape", "level"), ("inkling:extent=4", "query_side"), ("pope", "rotate")}
+
+
 def test_schemes_of_one_name_shows_its_options():
     result = locant_command("schemes", "rope")
     assert result.exit_code == 0

@@ -16,7 +16,7 @@ from reliability.fuzz.__main__ import main, reproducer
 from reliability.fuzz.campaign import Counts, Ran, run_block
 from reliability.fuzz.check import COMPARED, FAILED, REFUSED
 from reliability.fuzz.shrink import shrink
-from reliability.fuzz.specs import OPTIONS
+from reliability.fuzz.specs import NOT_DRAWN, OPTIONS
 
 SEED, BLOCK = 17, 250
 needs_kernel = pytest.mark.skipif(
@@ -32,7 +32,8 @@ def test_2000_random_calls(first):
 
 
 def test_every_scheme_is_drawn():
-    assert set(OPTIONS) == set(locant.SCHEMES)
+    assert {*OPTIONS, *NOT_DRAWN} == set(locant.SCHEMES)
+    assert not {*OPTIONS} & {*NOT_DRAWN}
     drawn = {name for index in range(300) for name in draw(SEED, index).scheme_names}
     assert drawn == set(OPTIONS)
 

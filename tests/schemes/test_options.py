@@ -34,6 +34,14 @@ DEFAULTS = {
     "fire": {"width": 32, "length": 512},
     "cope": {"positions": 64, "heads": "shared"},
     "deberta": {"buckets": 256, "max_distance": 512, "spacing": "log", "products": "both"},
+    "inkling": {"extent": 1024, "width": 16, "alpha": 0, "n0": 0},
+    "fox": {"two_sided": False},
+    "grape": {"two_sided": False},
+    "pope": {"theta": 10000},
+    "fade": {},
+    "logn": {"n0": 512, "learned": False},
+    "fope": {"theta": 10000, "length": 512, "spread": 0.3, "seed": 0, "heads": "own", "rest": "still"},
+    "dape": {"bias": "alibi", "width": 32},
 }  # fmt: skip
 SIZES = {"n_heads": 4, "head_dim": 8, "d_model": 32}
 
@@ -52,9 +60,9 @@ def test_defaults(name):
 
 LEAST = [
     *((name, "n_heads", 1) for name in SCHEMES if "n_heads" in SCHEMES[name].arguments()),
-    *((name, "head_dim", 1) for name in ("shaw", "xl", "huang3", "huang4", "cope", "deberta")),
-    *((name, "head_dim", 2) for name in ("rope", "xpos")),
-    *((name, "d_model", 1) for name in ("learned", "first")),
+    *((name, "head_dim", 1) for name in ("shaw", "xl", "huang3", "huang4", "cope", "deberta", "grape", "pope")),
+    *((name, "head_dim", 2) for name in ("rope", "xpos", "fope")),
+    *((name, "d_model", 1) for name in ("learned", "first", "inkling", "fox")),
     *((name, "d_model", 2) for name in ("sinusoidal", "xl")),
     *((name, "clip", 1) for name in ("shaw", "huang1", "huang2", "huang3", "huang4")),
     ("toeplitz", "clip", 0),
@@ -71,6 +79,13 @@ LEAST = [
     ("t5", "buckets", 4),
     ("t5", "max_distance", 9),  # buckets // 4 + 1
     ("rope", "original", 1),
+    ("inkling", "extent", 1),
+    ("inkling", "width", 1),
+    ("inkling", "n0", 0),
+    ("logn", "n0", 2),
+    ("fope", "length", 7),
+    ("fope", "seed", 0),
+    ("dape", "width", 1),
 ]
 
 
@@ -83,12 +98,13 @@ def test_whole_numbers_from_the_least_on(name, option, least):
 
 
 POSITIVE = [
-    *((name, "theta") for name in ("sinusoidal", "xl", "rope", "xpos", "sandwich")),
+    *((name, "theta") for name in ("sinusoidal", "xl", "rope", "xpos", "sandwich", "pope", "fope")),
     *(("rope", option) for option in ("partial", "factor", "beta_fast", "beta_slow", "low", "high")),
     ("xpos", "base"),
     ("xpos", "gamma"),
     ("tisa2", "min_field"),
     ("tisa2", "max_field"),
+    ("fope", "spread"),
 ]
 
 
@@ -115,6 +131,11 @@ def test_numbers_above_zero(name, option):
         ("rope", "truncate", (True, False)),
         ("t5", "bidirectional", (True, False)),
         ("shaw", "values", (True, False)),
+        *((name, "two_sided", (True, False)) for name in ("fox", "grape")),
+        ("logn", "learned", (True, False)),
+        ("fope", "heads", ("own", "shared")),
+        ("fope", "rest", ("still", "turned")),
+        ("dape", "bias", ("alibi", "kerple")),
     ],
 )
 def test_choices(name, option, choices):
@@ -132,6 +153,8 @@ def test_choices(name, option, choices):
         ("sandwich", {"width": 7}, "width must be even"),
         ("xpos", {"head_dim": 7}, "head_dim must be even"),
         ("rope", {"head_dim": 7}, "must be even"),
+        ("fope", {"head_dim": 7}, "head_dim must be even"),
+        ("inkling", {"alpha": 0.1}, "needs alpha and n0"),
         ("rope", {"partial": 1.01}, "must be at most 1"),
         ("rope", {"partial": 0.1}, "nothing to rotate"),
         ("rope", {"low": 4.0}, "high must be above low"),
@@ -191,6 +214,8 @@ STARTS = {
     "kerple": {"p": (1, 2 / math.sqrt(12)), "a": (0.5, 1 / math.sqrt(12))},
     "cope": {"table": (0, 0)},
     "deberta": {"key_table": (0, 0.02), "query_table": (0, 0.02)},
+    "inkling": {"project": (0, 0.02), "profiles": (0, 0.02)},
+    "pope": {"phase": (0, 0)},
 }
 """Scheme -> parameter -> mean and standard deviation."""
 

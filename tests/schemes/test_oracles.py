@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import locant
-from tests import cases, oracles
+from tests import cases, frontier_cases, oracles
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 
@@ -98,8 +98,9 @@ def test_embeddings(spec):
 
 
 def test_every_scheme_has_an_oracle_and_a_case():
+    """Those of 2025–26, some of which need hidden states, have theirs in `test_frontier`."""
     tested = {spec.split(":")[0] for spec in cases.SPECS}
-    assert set(locant.SCHEMES) == set(oracles.ORACLES) == tested
+    assert set(locant.SCHEMES) - set(frontier_cases.ORACLES) == set(oracles.ORACLES) == tested
 
 
 # ---- the tests above must detect the classic mistakes -------------------------------------------

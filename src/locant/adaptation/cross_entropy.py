@@ -51,6 +51,11 @@ def _log_weights(request: Request, scheme: Scheme | None, query_map: QueryMap | 
             "cannot fit a scheme to attention with sinks: the fit compares weights that sum to 1; train the swapped "
             "model instead"
         )
+    if scheme is not None and scheme.reads:
+        raise NotImplementedError(
+            f"cannot fit {scheme}, or fit another scheme to it: it reads hidden states, which the fit does not keep; "
+            f"swap the model and train it instead"
+        )
     q_pos, k_pos = request.positions or (None, None)
     where: Any = {"q_pos": q_pos, "k_pos": k_pos, "mask": request.mask, "causal": request.causal,
                   "softcap": request.softcap}  # fmt: skip

@@ -38,7 +38,7 @@ def set_initial_values(scheme: Scheme, requests: list[Request], goal: list[Tenso
 def is_bias(scheme: Scheme) -> bool:
     """Whether a scheme is a bias by offset and nothing else. Its curve can then be read from its parameters."""
     r = torch.zeros(1, dtype=torch.long, device=next(scheme.parameters(), torch.empty(0)).device)
-    return scheme.terms(r).used() == ("bias",) and not scheme.rotates
+    return scheme.terms(r).used() == ("bias",) and not scheme.rotates and not scheme.has_sides
 
 
 def read_curve(own: Scheme, requests: list[Request]) -> Curve:

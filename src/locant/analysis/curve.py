@@ -3,7 +3,9 @@
 bias               added to the logit
 gain               the factor on q·k; for a vector gain, its mean over the head
 query, key, value  the norm of the vector
-rotate             (R_0 x)·(R_r x) / x·x for x = (1, …, 1): the factor on q·k when q = k
+query_side, …      the norm of the vector that meets what a scheme computes of each query (or key_side: key)
+level              the factor on the numbers that a scheme computes of the query and of the key
+rotate             (R_p x)·(R_{p+r} x) / x·x for x = (1, …, 1), p in the middle: the factor on q·k when q = k
 embed              cosine between the embeddings of positions p and p + r, p in the middle
 pair               added to the logit when all tokens are the same (q = k = (1, …, 1)), query at p
 
@@ -20,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from locant.schemes import Scheme
+from locant.terms import VECTORS
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ WHAT = {
     "query": "norm of the vector multiplied by q",
     "key": "norm of the vector multiplied by k",
     "value": "norm of the vector added to v",
+    "query_side": "norm of the vector multiplied by what is read of the query",
+    "key_side": "norm of the vector multiplied by what is read of the key",
+    "level": "factor on the levels of query and key",
     "rotate": "factor on q·k where q = k",
     "embed": "cosine of two embeddings",
     "pair": "added to the logit, all tokens the same",
@@ -86,7 +92,9 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
         found["bias"] = terms.bias
     if terms.gain is not None:
         found["gain"] = terms.gain if terms.gain.ndim == 2 else terms.gain.mean(-1)
-    for name in ("query", "key", "value"):
+    if terms.level is not None:
+        found["level"] = terms.level
+    for name in VECTORS:
         vectors = getattr(terms, name)
         if vectors is not None:
             found[name] = vectors.norm(dim=-1)
@@ -95,8 +103,9 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
     ones = torch.ones(1, getattr(scheme, "n_heads", 1), 2 * reach + 1, getattr(scheme, "head_dim", 64))
     q = ones[:, :, :1]
     if scheme.rotates:
-        turned_q, turned_k = scheme.rotate(q[:, :1], ones[:, :1], here, there)
-        found["rotate"] = (turned_q @ turned_k.mT)[0, :, 0] / ones.shape[-1]
+        turned_q, turned_k = scheme.rotate(q, ones, here, there)
+        products = (turned_q @ turned_k.mT)[0, :, 0] / ones.shape[-1]
+        found["rotate"] = products[:1] if bool((products == products[:1]).all()) else products
     if terms.pair is not None:
         pair = terms.pair(q, ones, here, there, scale=scheme.scale(ones.shape[-1]), visible=None)
         found["pair"] = pair[0, :, 0]

@@ -41,6 +41,8 @@ class SchemeProperties:
     what: str  # the first sentence of its docstring
     shared: int  # parameters if all layers share the scheme
     own: int  # parameters if every layer has its own
+    reads: bool  # whether attention needs the hidden states of tokens
+    causal_only: bool
     properties: dict[str, bool]
 
 
@@ -78,12 +80,14 @@ def _row(scheme: Scheme, length: int, layers: int, d_model: int) -> SchemeProper
         what=(inspect.getdoc(scheme) or "").split(".")[0],
         shared=count,
         own=own,
+        reads=scheme.reads,
+        causal_only=scheme.causal_only,
         properties={
             "inductive": scheme.max_length is None,
             "data-driven": count > 0,
             "parameter-efficient": own <= 0.1 * length * d_model,
             "translation-invariant": scheme.shift_invariant,
             "parallelizable": scheme.parallel,
-            "interpretable": curve and not embeds and not scheme.rotates,
+            "interpretable": curve and not embeds and not scheme.rotates and not scheme.has_sides,
         },
     )

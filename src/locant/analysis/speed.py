@@ -83,7 +83,13 @@ def _status(field: str) -> int:
 
 
 def with_scheme(scheme: Scheme, *, causal: bool = False) -> TimedAttention:
-    """Returns `locant.attend` with a scheme, as a function of q, k and v."""
+    """Returns `locant.attend` with a scheme, as a function of q, k and v.
+
+    A scheme that reads hidden states gets the queries for them. A scheme for causal attention is timed there.
+    """
+    causal = causal or scheme.causal_only
+    if scheme.reads:
+        return lambda q, k, v: attend(q, k, v, scheme, causal=causal, x=q.detach().transpose(1, 2).flatten(2))
     return lambda q, k, v: attend(q, k, v, scheme, causal=causal)
 
 

@@ -52,6 +52,11 @@ def table(length: int, layers: int, heads: int, width: int, name: str | None) ->
         found.add_row(row.spec, *what, f"{row.shared:,}", f"{row.own:,}", *ticks)
     console.print(found)
     console.print("Parameters: clipped and absolute tables cover the whole length; a model has one absolute table.")
+    for what, having in {
+        "Need the hidden states of tokens (attend's x)": [row.spec for row in rows if row.reads],
+        "For causal attention": [row.spec for row in rows if row.causal_only],
+    }.items():
+        console.print(f"{what}: {', '.join(having)}", highlight=False)
     console.print("The options of a scheme: locant schemes NAME")
     for name, meaning in properties.PROPERTIES.items():
         console.print(f"  [bold]{SHORT[name]:4}[/] {name}: {meaning}", highlight=False)
@@ -75,7 +80,10 @@ def curve(specs: list[str], out: Path, reach: int, heads: int, width: int, seed:
         built = build(spec, heads, width, seed)
         lines = curves(built, reach)
         if not lines:
-            console.print(f"{built} does not depend on the offset; there is no curve to draw", markup=False)
+            why = "depends on the tokens or on the position of the query alone" if built.has_sides else (
+                "does not depend on the offset"
+            )  # fmt: skip
+            console.print(f"{built} {why}; there is no curve to draw", markup=False)
         found += lines
     if not found:
         return

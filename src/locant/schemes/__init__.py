@@ -29,6 +29,14 @@ CLASSES = {
     "fire": "fire.Fire",
     "cope": "cope.Cope",
     "deberta": "deberta.Deberta",
+    "inkling": "inkling.Inkling",
+    "fox": "fox.Fox",
+    "grape": "grape.Grape",
+    "pope": "pope.Pope",
+    "fade": "fade.Fade",
+    "logn": "logn.Logn",
+    "fope": "fope.Fope",
+    "dape": "dape.Dape",
 }
 """Name in a spec string -> file and class. A new scheme is one file in this folder and one line here."""
 
@@ -38,16 +46,24 @@ if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports the
     from locant.schemes.alibi import Alibi as Alibi
     from locant.schemes.base import Scheme as Scheme
     from locant.schemes.cope import Cope as Cope
+    from locant.schemes.dape import Dape as Dape
     from locant.schemes.deberta import Deberta as Deberta
+    from locant.schemes.fade import Fade as Fade
     from locant.schemes.fire import Fire as Fire
     from locant.schemes.first import First as First
+    from locant.schemes.fope import Fope as Fope
+    from locant.schemes.fox import Fox as Fox
+    from locant.schemes.grape import Grape as Grape
     from locant.schemes.huang import Huang1 as Huang1
     from locant.schemes.huang import Huang2 as Huang2
     from locant.schemes.huang import Huang3 as Huang3
     from locant.schemes.huang import Huang4 as Huang4
+    from locant.schemes.inkling import Inkling as Inkling
     from locant.schemes.kerple import Kerple as Kerple
     from locant.schemes.learned import Learned as Learned
+    from locant.schemes.logn import Logn as Logn
     from locant.schemes.nope import Nope as Nope
+    from locant.schemes.pope import Pope as Pope
     from locant.schemes.rope import Rope as Rope
     from locant.schemes.sandwich import Sandwich as Sandwich
     from locant.schemes.shaw import Shaw as Shaw

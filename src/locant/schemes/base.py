@@ -61,6 +61,11 @@ class Scheme(nn.Module):
     planes: tuple[str, int] | None = None
     """For a scheme that rotates: which pairs of coordinates. Rotations of the same pairs commute."""
 
+    widens: bool = False
+    """For a scheme that rotates: it returns queries and keys of more numbers than it gets."""
+    own_keys: bool = False
+    """For a scheme that rotates: every query head needs a key head of its own; grouped heads are refused."""
+
     grows: bool = False
     """For a scheme that rotates: it also multiplies by factors that grow towards the future, so logits may be huge."""
 
@@ -162,7 +167,8 @@ class Scheme(nn.Module):
     def rotate(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
         """Returns queries [B, H, Lq, D] and keys [B, Hkv, Lk, D] of the content product; positions are [B or 1, L].
 
-        Their dtype is that of the arguments or a wider one. The relative terms use the unrotated q and k.
+        Their dtype is that of the arguments or a wider one. A scheme that `widens` returns more than D numbers, as many
+        for queries as for keys. The relative terms use the unrotated q and k.
         """
         return q, k
 
@@ -199,6 +205,13 @@ class Scheme(nn.Module):
 
     def components(self, r: Tensor) -> Components | None:
         """Returns the kernels whose sum the scheme is, at the offsets r; None if it is not such a sum."""
+        return None
+
+    def basis(self, r: Tensor) -> Tensor | None:
+        """Returns the curves over the offset that every token mixes, at the offsets r: [H or 1, R, curves].
+
+        None if the scheme has none.
+        """
         return None
 
     # ---- fitting and adapting ----------------------------------------------------------------------

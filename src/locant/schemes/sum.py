@@ -42,6 +42,11 @@ class Sum(Scheme):
             raise ValueError(f"{far[0]} cannot be added to another scheme that rotates")
         if far and any(_has_vector_gain(part) for part in flat):
             raise ValueError(f"{far[0]} cannot be added to a scheme with a gain per coordinate")
+        wider = [part for part in flat if part.widens]
+        if wider and sum(part.rotates for part in flat) > 1:
+            raise ValueError(f"{wider[0]} cannot be added to another scheme that rotates")
+        if wider and any(_has_vector_gain(part) for part in flat):
+            raise ValueError(f"{wider[0]} cannot be added to a scheme with a gain per coordinate")
         # A vector gain does not commute with rotations: (R_i q)ᵀ diag(g_r) (R_j k) depends on i and j, not on r alone.
         rotations = [part for part in flat if part.rotates]
         mixed = bool(rotations) and any(_has_vector_gain(part) for part in flat)
@@ -51,6 +56,8 @@ class Sum(Scheme):
         self.pairwise = all(part.pairwise for part in flat) and not tangled
         self.incremental = all(part.incremental for part in flat) and not tangled
         self.grows = any(part.grows for part in flat)
+        self.widens = any(part.widens for part in flat)
+        self.own_keys = any(part.own_keys for part in flat)
         self.causal_only = any(part.causal_only for part in flat)
         self.reads_queries = any(part.reads_queries for part in flat)
         self.reads_keys = any(part.reads_keys for part in flat)

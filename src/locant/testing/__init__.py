@@ -12,14 +12,19 @@ raises an AssertionError that names the laws that fail. The laws:
     decode       if `incremental`, one query at a time, as with a cache, equals the full pass
     irregular    if `pairwise`, positions with gaps and in any order give the same logits as the full matrix at those
                  positions
-    gradient     autograd agrees with finite differences in float64, for q, k, v and every parameter
+    gradient     autograd agrees with finite differences in float64, for q, k, v, hidden states and every parameter
     precision    the gradient of a bfloat16 parameter is summed in float32 or wider and rounded once
+    reading      if the scheme reads hidden states, `read` gives float32 or wider, of each token alone, and attention
+                 refuses missing hidden states and those of another length or width
     reach        if the scheme has a `reach`, its terms do not change beyond it
     back ends    every back end that supports the scheme agrees with `eager`, also with fewer key/value heads
     far away     values at |r| = 100,000 are finite
     parameters   their number is `parameter_count()`, and each of them has an effect
     spec         str(scheme) builds the same scheme again
     state        state_dict into a fresh scheme gives the same logits
+
+A scheme that is `causal_only` is tried with causal attention alone. A scheme that rotates returns vectors of the size
+that it gets, or `widens` both queries and keys alike.
 
 The laws run on a copy with changed parameters: a scheme whose initial parameters have no effect would pass most laws
 by doing nothing.
@@ -33,7 +38,8 @@ from dataclasses import dataclass
 import torch
 
 from locant.schemes import Scheme
-from locant.testing.laws import LAWS, NotApplicable
+from locant.testing.checks import NotApplicable
+from locant.testing.laws import LAWS
 from locant.testing.subject import Subject
 
 __all__ = ["LAWS", "Outcome", "check_scheme", "run_laws"]
