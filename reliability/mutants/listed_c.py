@@ -70,8 +70,8 @@ C_FAULTS = (
     ("far logits: the bias is scaled", "      x *= scale;\n      if (tables->bias) x += broadcast(tables->bias[column]);", "      if (tables->bias) x += broadcast(tables->bias[column]);\n      x *= scale;"),
     ("far logits: no key term", "if (key_term) x += load(key_term + j);", ""),
     ("band logits: the gain multiplies the vector terms too", "const int gain_first = tables->gain && (tables->query_panels || tables->key_panels);", "const int gain_first = 0;"),
-    ("band logits: the key term by the rotated key", "add_band_products(m, n, d, in->raw_k, width, tables->key_panels", "add_band_products(m, n, d, in->k, width, tables->key_panels"),
-    ("scatter logits: the query term by the rotated query", "row[j] += dot(width, raw_q, tables->query_rows", "row[j] += dot(width, q, tables->query_rows"),
+    ("band logits: the key term by the rotated key", "call->key_dim, in->raw_k, KEY_WIDTH(call)", "call->key_dim, in->k, HEAD_WIDTH(call)"),
+    ("scatter logits: the query term by the rotated query", "row[j] += dot(query_width, raw_q, tables->query_rows", "row[j] += dot(query_width, q, tables->query_rows"),
     ("logits: lanes beyond the last key are visible", "for (Int j = m; j < round_up(m, LANES); j++) logits[i * TILE_STRIDE + j] = -INFINITY;", ";"),
     # ---- softmax
     ("softmax: earlier tiles are not scaled down", "const float shrink = expf(before - now);", "const float shrink = 1;"),
@@ -92,7 +92,7 @@ C_FAULTS = (
     # ---- heads, batch
     ("forward: keys of the wrong group", "b = head / call->heads, h = head % call->heads, kv = h / group;", "b = head / call->heads, h = head % call->heads, kv = h % call->kv_heads;"),
     ("forward: keys of the sequence before are kept", "last >= 0 && last / call->heads == b && last % call->heads / group == kv;", "last >= 0 && last % call->heads / group == kv;"),
-    ("forward: far key terms of the head before are kept", "if (call->key) far_terms(call, call->keys, HEAD_WIDTH(call), work.raw_k, tables[h].key_rows, work.far_key_term);\n        last", "if (call->key && !same_keys) far_terms(call, call->keys, HEAD_WIDTH(call), work.raw_k, tables[h].key_rows, work.far_key_term);\n        last"),
+    ("forward: far key terms of the head before are kept", "if (call->key) far_terms(call, call->keys, KEY_WIDTH(call), work.raw_k, tables[h].key_rows, work.far_key_term);\n        last", "if (call->key && !same_keys) far_terms(call, call->keys, KEY_WIDTH(call), work.raw_k, tables[h].key_rows, work.far_key_term);\n        last"),
     ("forward: positions of the first sequence for all", "find_spans(call->k_pos + b * call->k_pos_stride, call->keys, work->k_spans);", "find_spans(call->k_pos, call->keys, work->k_spans);"),
     ("backward: only the first head of a group", "for (Int h = kv * group; h < (kv + 1) * group; h++) {", "for (Int h = kv * group; h < kv * group + 1; h++) {"),
     ("backward: gradients of the keys are not cleared", "memset(work->dk, 0, (size_t)(4 * keys * width));\n  if", "if"),
@@ -107,7 +107,7 @@ C_FAULTS = (
     ("value gradient: far tiles into the first column", "add_scaled(width, 1, work->column_sum, grads->value + tile->column * width);", "add_scaled(width, 1, work->column_sum, grads->value);"),
     ("scatter gradient: sums stay from row to row", "sums->sum[sums->columns[n]] = 0, sums->listed", "sums->listed"),
     ("scatter gradient: rows and columns are exchanged", "const Int e = row == TILE_STRIDE ? column_of(call, tile, i, j) : column_of(call, tile, j, i);", "const Int e = column_of(call, tile, i, j);"),
-    ("query gradient: the band by the rotated query", "  const float *q = work->raw_q + tile->first_query * width, *k = work->raw_k + tile->first_key * width;\n  float *dq = work->draw_q + tile->first_query * width, *dk = work->draw_k + tile->first_key * width;\n  if (tables->query_rows) add_band", "  const float *q = work->q + tile->first_query * width, *k = work->raw_k + tile->first_key * width;\n  float *dq = work->draw_q + tile->first_query * width, *dk = work->draw_k + tile->first_key * width;\n  if (tables->query_rows) add_band"),
+    ("query gradient: the band by the rotated query", "qw, dlogits, TILE_STRIDE, 1, q, base", "qw, dlogits, TILE_STRIDE, 1, work->q + tile->first_query * qw, base"),
     ("vector gain gradient: far tiles add the gain of no column", "store(dq + at, load(dq + at) + load(work->rows + at) * load(gain + x));", "store(dq + at, load(dq + at) + load(work->rows + at));"),
     ("vector gain gradient: of the keys without the gain", "load(dk + j * width + y) + qq * gg", "load(dk + j * width + y) + qq"),
     ("scalar gain gradient: the content products are not multiplied by it", "store(dlogits + i * TILE_STRIDE + j, load(dlogits + i * TILE_STRIDE + j) * x);", "(void)x;"),

@@ -95,6 +95,8 @@ static float *random_table(Memory *memory, Int n, float around) {
 static Shape like_q(const Call *c) { return (Shape){{c->batch, c->heads, c->queries, c->head_dim}}; }
 static Shape like_k(const Call *c) { return (Shape){{c->batch, c->kv_heads, c->keys, c->head_dim}}; }
 static Shape like_v(const Call *c) { return (Shape){{c->batch, c->kv_heads, c->keys, c->value_dim}}; }
+static Shape like_p(const Call *c) { return (Shape){{c->batch, c->heads, c->queries, c->query_dim}}; }
+static Shape like_t(const Call *c) { return (Shape){{c->batch, c->kv_heads, c->keys, c->key_dim}}; }
 static Shape like_out(const Call *c) { return (Shape){{c->batch, c->heads, c->queries, c->value_dim}}; }
 
 static Int random_length(void) {
@@ -171,11 +173,17 @@ static Call random_call(Memory *memory) {
   Call c = {0};
   random_sizes(&c);
   const int bf16 = (int)c.bf16;
-  c.has_raw = random_bits() % 2;
+  c.query_dim = c.key_dim = c.head_dim, c.raw_q_bf16 = c.raw_k_bf16 = bf16;
   c.q = random_tensor(memory, like_q(&c), bf16), c.k = random_tensor(memory, like_k(&c), bf16);
   c.v = random_tensor(memory, like_v(&c), bf16), c.grad = random_tensor(memory, like_out(&c), 0);
-  c.raw_q = c.has_raw ? random_tensor(memory, like_q(&c), bf16) : c.q;
-  c.raw_k = c.has_raw ? random_tensor(memory, like_k(&c), bf16) : c.k;
+  if (one_in(2)) {
+    c.query_dim = one_in(4) ? c.head_dim : between(1, 40), c.raw_q_bf16 = one_in(4);
+    c.raw_q = random_tensor(memory, like_p(&c), (int)c.raw_q_bf16);
+  }
+  if (one_in(2)) {
+    c.key_dim = one_in(4) ? c.head_dim : between(1, 40), c.raw_k_bf16 = one_in(4);
+    c.raw_k = random_tensor(memory, like_t(&c), (int)c.raw_k_bf16);
+  }
   random_positions(&c, memory);
   random_mask(&c, memory);
   c.vector_gain = random_bits() % 2;
@@ -184,8 +192,8 @@ static Call random_call(Memory *memory) {
   if (one_in(odds)) c.name = random_table(memory, c.name##_heads * c.columns * (size), around);
   TABLE(bias, 1, 0, 2)
   TABLE(gain, c.vector_gain ? c.head_dim : 1, 1, 2)
-  TABLE(query, c.head_dim, 0, 2)
-  TABLE(key, c.head_dim, 0, 2)
+  TABLE(query, c.query_dim, 0, 2)
+  TABLE(key, c.key_dim, 0, 2)
   TABLE(value, c.value_dim, 0, 2)
 #undef TABLE
   if (one_in(3)) c.softcap = (double)ONE_OF(1, 3, 10, 100) / 2;
@@ -206,8 +214,8 @@ static void make_outputs(Call *c, Memory *memory) {
   c->lse = block(memory, 8 * c->batch * c->heads * c->queries);
   c->dq = uninitialised(memory, like_q(c), bf16), c->dk = uninitialised(memory, like_k(c), bf16);
   c->dv = uninitialised(memory, like_v(c), bf16);
-  if (c->has_raw)
-    c->draw_q = uninitialised(memory, like_q(c), bf16), c->draw_k = uninitialised(memory, like_k(c), bf16);
+  if (c->raw_q.data) c->draw_q = uninitialised(memory, like_p(c), (int)c->raw_q_bf16);
+  if (c->raw_k.data) c->draw_k = uninitialised(memory, like_t(c), (int)c->raw_k_bf16);
 #define GRADIENT(name, size)                                                                                           \
   if (c->name && !one_in(6)) {                                                                                         \
     c->d##name = block(memory, 4 * TABLE_SIZE(c, name, size));                                                         \
@@ -215,8 +223,8 @@ static void make_outputs(Call *c, Memory *memory) {
   }
   GRADIENT(bias, 1)
   GRADIENT(gain, GAIN_SIZE(c))
-  GRADIENT(query, c->head_dim)
-  GRADIENT(key, c->head_dim)
+  GRADIENT(query, c->query_dim)
+  GRADIENT(key, c->key_dim)
   GRADIENT(value, c->value_dim)
 #undef GRADIENT
   if (c->sinks && !one_in(6)) c->dsinks = block(memory, 4 * c->batch * c->heads);
@@ -258,14 +266,16 @@ static Reference make_reference(const Call *c, Memory *memory) {
   Reference r = {.call = c};
   r.q = in_double(memory, &c->q, like_q(c), bf16), r.k = in_double(memory, &c->k, like_k(c), bf16);
   r.v = in_double(memory, &c->v, like_v(c), bf16), r.grad = in_double(memory, &c->grad, like_out(c), 0);
-  r.raw_q = in_double(memory, &c->raw_q, like_q(c), bf16), r.raw_k = in_double(memory, &c->raw_k, like_k(c), bf16);
+  r.raw_q = c->raw_q.data ? in_double(memory, &c->raw_q, like_p(c), (int)c->raw_q_bf16) : r.q;
+  r.raw_k = c->raw_k.data ? in_double(memory, &c->raw_k, like_t(c), (int)c->raw_k_bf16) : r.k;
   r.weight = zeros(memory, c->keys), r.factor = zeros(memory, c->keys);
   r.slope = zeros(memory, c->keys), r.sink = zeros(memory, 1), r.dsinks = make_sums(memory, c->batch * c->heads);
   r.out = make_sums(memory, q * c->value_dim), r.dv = make_sums(memory, k * c->value_dim);
-  r.dq = make_sums(memory, q * c->head_dim), r.draw_q = make_sums(memory, q * c->head_dim);
-  r.dk = make_sums(memory, k * c->head_dim), r.draw_k = make_sums(memory, k * c->head_dim);
+  r.dq = make_sums(memory, q * c->head_dim), r.dk = make_sums(memory, k * c->head_dim);
+  r.draw_q = c->raw_q.data ? make_sums(memory, q * c->query_dim) : r.dq;
+  r.draw_k = c->raw_k.data ? make_sums(memory, k * c->key_dim) : r.dk;
   r.dbias = make_sums(memory, table), r.dgain = make_sums(memory, table * c->head_dim);
-  r.dquery = make_sums(memory, table * c->head_dim), r.dkey = make_sums(memory, table * c->head_dim);
+  r.dquery = make_sums(memory, table * c->query_dim), r.dkey = make_sums(memory, table * c->key_dim);
   r.dvalue = make_sums(memory, table * c->value_dim);
   return r;
 }
@@ -299,7 +309,7 @@ static NOT_CHECKED double drop_or_keep(const Call *c, Int b, Int h, Int i, Int j
 
 /* Where pair (i, j) of a head begins in each tensor and table; tables in units of a column */
 typedef struct {
-  Int q, k, v, out, bias, gain, query, key, value;
+  Int q, k, v, p, t, out, bias, gain, query, key, value;
 } Place;
 
 static NOT_CHECKED Place place_of(const Call *c, Int b, Int h, Int i, Int j) {
@@ -307,8 +317,17 @@ static NOT_CHECKED Place place_of(const Call *c, Int b, Int h, Int i, Int j) {
   const Int key = (b * c->kv_heads + kv) * c->keys + j;
   const Int column = max_of(0, min_of(column_before_clip(c, b, i, j), c->columns - 1));
 #define COLUMN(name) ((c->name##_heads == 1 ? 0 : h) * c->columns + column)
-  return (Place){query * c->head_dim, key * c->head_dim, key * c->value_dim, query * c->value_dim, COLUMN(bias),
-                 COLUMN(gain),        COLUMN(query),     COLUMN(key),        COLUMN(value)};
+  return (Place){.q = query * c->head_dim,
+                 .k = key * c->head_dim,
+                 .v = key * c->value_dim,
+                 .p = query * c->query_dim,
+                 .t = key * c->key_dim,
+                 .out = query * c->value_dim,
+                 .bias = COLUMN(bias),
+                 .gain = COLUMN(gain),
+                 .query = COLUMN(query),
+                 .key = COLUMN(key),
+                 .value = COLUMN(value)};
 #undef COLUMN
 }
 
@@ -326,11 +345,9 @@ static NOT_CHECKED double value_of(const Reference *r, Place at, Int x, double *
 static NOT_CHECKED double logit_of(const Reference *r, Place at) {
   const Call *c = r->call;
   double s = 0;
-  for (Int x = 0; x < c->head_dim; x++) {
-    s += r->q[at.q + x] * r->k[at.k + x] * gain_of(c, at, x);
-    if (c->query) s += r->raw_q[at.q + x] * c->query[at.query * c->head_dim + x];
-    if (c->key) s += r->raw_k[at.k + x] * c->key[at.key * c->head_dim + x];
-  }
+  for (Int x = 0; x < c->head_dim; x++) s += r->q[at.q + x] * r->k[at.k + x] * gain_of(c, at, x);
+  for (Int x = 0; c->query && x < c->query_dim; x++) s += r->raw_q[at.p + x] * c->query[at.query * c->query_dim + x];
+  for (Int x = 0; c->key && x < c->key_dim; x++) s += r->raw_k[at.t + x] * c->key[at.key * c->key_dim + x];
   return c->scale * s + (c->bias ? c->bias[at.bias] : 0);
 }
 
@@ -380,16 +397,16 @@ static NOT_CHECKED void reference_logit_gradient(const Reference *r, Place at, d
     add(r->dq, at.q + x, d * k * gain, size * fabs(k * gain));
     add(r->dk, at.k + x, d * q * gain, size * fabs(q * gain));
     if (c->gain) add(r->dgain, c->vector_gain ? at.gain * c->head_dim + x : at.gain, d * q * k, size * fabs(q * k));
-    if (c->query) {
-      const double a = c->query[at.query * c->head_dim + x], p = r->raw_q[at.q + x];
-      add(c->has_raw ? r->draw_q : r->dq, at.q + x, d * a, size * fabs(a));
-      add(r->dquery, at.query * c->head_dim + x, d * p, size * fabs(p));
-    }
-    if (c->key) {
-      const double a = c->key[at.key * c->head_dim + x], t = r->raw_k[at.k + x];
-      add(c->has_raw ? r->draw_k : r->dk, at.k + x, d * a, size * fabs(a));
-      add(r->dkey, at.key * c->head_dim + x, d * t, size * fabs(t));
-    }
+  }
+  for (Int x = 0; c->query && x < c->query_dim; x++) {
+    const double a = c->query[at.query * c->query_dim + x], p = r->raw_q[at.p + x];
+    add(r->draw_q, at.p + x, d * a, size * fabs(a));
+    add(r->dquery, at.query * c->query_dim + x, d * p, size * fabs(p));
+  }
+  for (Int x = 0; c->key && x < c->key_dim; x++) {
+    const double a = c->key[at.key * c->key_dim + x], t = r->raw_k[at.t + x];
+    add(r->draw_k, at.t + x, d * a, size * fabs(a));
+    add(r->dkey, at.key * c->key_dim + x, d * t, size * fabs(t));
   }
 }
 
@@ -453,12 +470,12 @@ static void compare_results(const Call *c, const Reference *r, Memory *memory) {
   compare_tensor(memory, &c->dq, like_q(c), bf16, r->dq, "dq");
   compare_tensor(memory, &c->dk, like_k(c), bf16, r->dk, "dk");
   compare_tensor(memory, &c->dv, like_v(c), bf16, r->dv, "dv");
-  if (c->has_raw) compare_tensor(memory, &c->draw_q, like_q(c), bf16, r->draw_q, "draw_q");
-  if (c->has_raw) compare_tensor(memory, &c->draw_k, like_k(c), bf16, r->draw_k, "draw_k");
+  if (c->raw_q.data) compare_tensor(memory, &c->draw_q, like_p(c), (int)c->raw_q_bf16, r->draw_q, "draw_q");
+  if (c->raw_k.data) compare_tensor(memory, &c->draw_k, like_t(c), (int)c->raw_k_bf16, r->draw_k, "draw_k");
   compare_table(c->dbias, TABLE_SIZE(c, bias, 1), r->dbias, "dbias");
   compare_table(c->dgain, TABLE_SIZE(c, gain, GAIN_SIZE(c)), r->dgain, "dgain");
-  compare_table(c->dquery, TABLE_SIZE(c, query, c->head_dim), r->dquery, "dquery");
-  compare_table(c->dkey, TABLE_SIZE(c, key, c->head_dim), r->dkey, "dkey");
+  compare_table(c->dquery, TABLE_SIZE(c, query, c->query_dim), r->dquery, "dquery");
+  compare_table(c->dkey, TABLE_SIZE(c, key, c->key_dim), r->dkey, "dkey");
   compare_table(c->dvalue, TABLE_SIZE(c, value, c->value_dim), r->dvalue, "dvalue");
   compare_table(c->dsinks, c->batch * c->heads, r->dsinks, "dsinks");
 }
@@ -530,15 +547,15 @@ static void *call_again(void *of_caller) {
   if (locant_forward(a) || locant_backward(a)) exit(2);
   caller->same = same_tensor(&a->out, &b->out, like_out(a), 0) && same_tensor(&a->dq, &b->dq, like_q(a), bf16) &&
                  same_tensor(&a->dk, &b->dk, like_k(a), bf16) && same_tensor(&a->dv, &b->dv, like_v(a), bf16) &&
-                 (!a->has_raw || (same_tensor(&a->draw_q, &b->draw_q, like_q(a), bf16) &&
-                                  same_tensor(&a->draw_k, &b->draw_k, like_k(a), bf16)));
+                 (!a->raw_q.data || same_tensor(&a->draw_q, &b->draw_q, like_p(a), (int)a->raw_q_bf16)) &&
+                 (!a->raw_k.data || same_tensor(&a->draw_k, &b->draw_k, like_t(a), (int)a->raw_k_bf16));
 #define SAME(name, size)                                                                                               \
   if (a->d##name && b->d##name)                                                                                        \
     caller->same &= !memcmp(a->d##name, b->d##name, (size_t)(4 * TABLE_SIZE(a, name, size)));
   SAME(bias, 1)
   SAME(gain, GAIN_SIZE(a))
-  SAME(query, a->head_dim)
-  SAME(key, a->head_dim)
+  SAME(query, a->query_dim)
+  SAME(key, a->key_dim)
   SAME(value, a->value_dim)
 #undef SAME
   if (a->dsinks && b->dsinks) caller->same &= !memcmp(a->dsinks, b->dsinks, (size_t)(4 * a->batch * a->heads));

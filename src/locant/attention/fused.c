@@ -6,8 +6,9 @@
 
    With sinks, the softmax of head h has one more logit, sinks[h], without a value: the softmax starts from it.
 
-   q and k are the (possibly rotated) content; p and t are q and k without the rotation (raw_q, raw_k). Column 0 of the
-   tables is for r = first_offset. An offset beyond either end of the tables takes the column at that end.
+   q and k are the (possibly rotated) content. p and t (raw_q, raw_k) are q and k without the rotation, or vectors of
+   another width that a scheme computes for each token. Column 0 of the tables is for r = first_offset. An offset beyond
+   either end of the tables takes the column at that end.
 
    A tile is n ≤ TILE queries by m ≤ TILE keys; i counts its queries and j its keys. There are four kinds of tiles:
 
@@ -133,23 +134,24 @@ INLINE vec tanh_lanes(vec x) {
 
 /* ---------------------------------------------------------------- products */
 
-/* C[i][lane] (+)= Σ_k A[i·a_row + k·a_column] · B[k·b_row + lane], for `rows` ≤ BLOCK_ROWS rows and PANEL lanes */
-INLINE void micro_kernel(const int rows, Int depth, const float *a, Int a_row, Int a_column, const float *b, Int b_row,
-                         float *c, Int c_row, int add) {
+/* C[i][lane] (+)= Σ_k A[i·a_row + k·a_column] · B[k·b_row + lane], for `rows` ≤ BLOCK_ROWS rows and `vectors` ≤
+   PANEL_VECTORS vectors of lanes */
+INLINE void micro_kernel(const int rows, const int vectors, Int depth, const float *a, Int a_row, Int a_column,
+                         const float *b, Int b_row, float *c, Int c_row, int add) {
   vec acc[BLOCK_ROWS][PANEL_VECTORS];
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-    for (int u = 0; u < PANEL_VECTORS; u++) acc[i][u] = (vec){0};
+    for (int u = 0; u < vectors; u++) acc[i][u] = (vec){0};
   for (Int k = 0; k < depth; k++) {
     vec y[PANEL_VECTORS];
 #pragma GCC unroll 4
-    for (int u = 0; u < PANEL_VECTORS; u++) y[u] = load(b + u * LANES);
+    for (int u = 0; u < vectors; u++) y[u] = load(b + u * LANES);
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
       const vec x = broadcast(a[i * a_row]);
 #pragma GCC unroll 4
-      for (int u = 0; u < PANEL_VECTORS; u++) acc[i][u] += x * y[u];
+      for (int u = 0; u < vectors; u++) acc[i][u] += x * y[u];
     }
     a += a_column;
     b += b_row;
@@ -157,18 +159,20 @@ INLINE void micro_kernel(const int rows, Int depth, const float *a, Int a_row, I
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-    for (int u = 0; u < PANEL_VECTORS; u++) {
+    for (int u = 0; u < vectors; u++) {
       float *to = c + i * c_row + u * LANES;
       store(to, add ? load(to) + acc[i][u] : acc[i][u]);
     }
 }
 
-/* `micro_kernel` compiled for each number of rows */
-static void block_product(int rows, Int depth, const float *a, Int a_row, Int a_column, const float *b, Int b_row,
-                          float *c, Int c_row, int add) {
+/* `micro_kernel` compiled for each number of rows, for whole panels and for a single vector */
+static void block_product(int rows, int vectors, Int depth, const float *a, Int a_row, Int a_column, const float *b,
+                          Int b_row, float *c, Int c_row, int add) {
   /* clang-format off */
-  switch (rows) {
-#define CASE(N) case N: micro_kernel(N, depth, a, a_row, a_column, b, b_row, c, c_row, add); break;
+  switch (vectors == 1 ? -rows : rows) {
+#define CASE(N)                                                                                                        \
+  case N: micro_kernel(N, PANEL_VECTORS, depth, a, a_row, a_column, b, b_row, c, c_row, add); break;                   \
+  case -N: micro_kernel(N, 1, depth, a, a_row, a_column, b, b_row, c, c_row, add); break;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if BLOCK_ROWS > 6
     CASE(7) CASE(8)
@@ -191,12 +195,16 @@ static void product(Int n, Int panels, Int depth, const float *a, Int a_row, Int
                     Int b_panel, float *c, Int c_row, int add) {
   for (Int p = 0; p < panels; p++)
     for (Int i = 0; i < n; i += BLOCK_ROWS)
-      block_product((int)min_of(BLOCK_ROWS, n - i), depth, a + i * a_row, a_row, a_column, b + p * b_panel, b_row,
-                    c + i * c_row + p * PANEL, c_row, add);
+      block_product((int)min_of(BLOCK_ROWS, n - i), PANEL_VECTORS, depth, a + i * a_row, a_row, a_column,
+                    b + p * b_panel, b_row, c + i * c_row + p * PANEL, c_row, add);
 }
 
 /* The three products of a BAND tile. `base` is the column of the pair (0, 0); `shift` is j − i. Rows of x, out and of
-   tables by row are `width` apart. W is zero around the tile; `row` and `column` are its strides. */
+   tables by row are `width` apart, a multiple of LANES. W is zero around the tile; `row` and `column` are its
+   strides. */
+
+/* Vectors in the panel that begins at lane p of a row */
+INLINE int vectors_at(Int p, Int width) { return (int)min_of(PANEL_VECTORS, (width - p) / LANES); }
 
 /* tile[i][j] += x_i · table[base + j − i]; the table in panels of PANEL columns, [columns / PANEL][d][PANEL] */
 static void add_band_products(Int n, Int m, Int d, const float *x, Int width, const float *table, Int base,
@@ -206,7 +214,7 @@ static void add_band_products(Int n, Int m, Int d, const float *x, Int width, co
     for (Int i = 0; i < n; i += BLOCK_ROWS) {
       const Int rows = min_of(BLOCK_ROWS, n - i);
       if (shift + PANEL - 1 + i + rows - 1 < 0 || shift + i >= m) continue;
-      block_product((int)rows, d, x + i * width, width, 1, table + p * d * PANEL, PANEL,
+      block_product((int)rows, PANEL_VECTORS, d, x + i * width, width, 1, table + p * d * PANEL, PANEL,
                     tile + i * (TILE_STRIDE + 1) + shift, TILE_STRIDE + 1, 1);
     }
   }
@@ -219,8 +227,9 @@ static void add_band_sums(Int n, Int m, Int width, const float *w, Int row, Int 
   for (Int p = 0; p < width; p += PANEL)
     for (Int i = 0; i < n; i += BLOCK_ROWS) {
       const Int rows = min_of(BLOCK_ROWS, n - i), shift = -(i + rows - 1); /* the smallest that these rows need */
-      block_product((int)rows, m + rows - 1, w + i * (row + column) + shift * column, row + column, column,
-                    table + (base + step * shift) * width + p, step * width, out + i * width + p, width, 1);
+      block_product((int)rows, vectors_at(p, width), m + rows - 1, w + i * (row + column) + shift * column,
+                    row + column, column, table + (base + step * shift) * width + p, step * width, out + i * width + p,
+                    width, 1);
     }
 }
 
@@ -231,8 +240,9 @@ static void collect_band(Int n, Int m, Int width, const float *w, Int row, Int c
   for (Int p = 0; p < width; p += PANEL)
     for (Int shift = 1 - n; shift < m; shift += BLOCK_ROWS) {
       const Int rows = min_of(BLOCK_ROWS, m - shift), from = max_of(0, -(shift + rows - 1)), to = min_of(n, m - shift);
-      block_product((int)rows, to - from, w + from * (row + column) + shift * column, column, row + column,
-                    x + from * width + p, width, table + (base + step * shift) * width + p, step * width, 1);
+      block_product((int)rows, vectors_at(p, width), to - from, w + from * (row + column) + shift * column, column,
+                    row + column, x + from * width + p, width, table + (base + step * shift) * width + p, step * width,
+                    1);
     }
 }
 
@@ -308,17 +318,19 @@ typedef struct {
 
 typedef struct {
   Int batch, heads, kv_heads, queries, keys, head_dim, value_dim;
+  Int query_dim, key_dim;    /* of p and t, and of the tables they meet */
   Int columns, first_offset; /* of the tables */
   Int lowest, highest;       /* the offsets r that are visible; the least and the largest Int where there is no limit */
-  Int bf16, threads;
-  Int has_raw;     /* raw_q and raw_k differ from q and k */
+  Int bf16, raw_q_bf16, raw_k_bf16; /* what is not in bfloat16 is in float32 */
+  Int threads;
   Int vector_gain; /* gain is [heads, columns, head_dim], not [heads, columns] */
   Int seed;
   double scale, dropout;
   double softcap; /* 0 if there is none */
-  View q, k, v, raw_q, raw_k;
-  View out;  /* float32, whatever the rest is: the backward pass starts from it */
-  View mask; /* bytes, strides 0 where it broadcasts; data NULL if there is none */
+  View q, k, v;
+  View raw_q, raw_k; /* p and t; data NULL where they are q and k */
+  View out;          /* float32, whatever the rest is: the backward pass starts from it */
+  View mask;         /* bytes, strides 0 where it broadcasts; data NULL if there is none */
   const Int *q_pos, *k_pos;
   Int q_pos_stride, k_pos_stride;                 /* from row to row of the batch, 0 if all are alike */
   const float *bias, *gain, *query, *key, *value; /* contiguous, NULL if not used */
@@ -336,9 +348,11 @@ Int locant_call_size(void) { return sizeof(Call); }
 
 Int locant_lanes(void) { return LANES; }
 
-/* Head sizes rounded up to whole panels: rows of q, k and v are this long in memory, the rest is 0 */
+/* Sizes rounded up to whole panels, of p and t to whole vectors: rows are this long in memory, the rest is 0 */
 #define HEAD_WIDTH(call) round_up((call)->head_dim, PANEL)
 #define VALUE_WIDTH(call) round_up((call)->value_dim, PANEL)
+#define QUERY_WIDTH(call) ((call)->raw_q.data ? round_up((call)->query_dim, LANES) : HEAD_WIDTH(call))
+#define KEY_WIDTH(call) ((call)->raw_k.data ? round_up((call)->key_dim, LANES) : HEAD_WIDTH(call))
 #define PADDED_KEYS(call) round_up((call)->keys, TILE)
 #define PADDED_QUERIES(call) round_up((call)->queries, TILE)
 /* Tables have COLUMN_PADDING more columns on either side: copies of the column at that end */
@@ -446,9 +460,14 @@ static void allocate_tables(const Call *call, int backward, Arena *arena, Tables
     tables->gain_rows = allocate(arena, columns * width);
     tables->gain_columns = allocate(arena, GAIN_ROW(call) * d + 8 * PANEL);
   }
-  if (call->query)
-    tables->query_rows = allocate(arena, columns * width), tables->query_panels = allocate(arena, columns * d);
-  if (call->key) tables->key_rows = allocate(arena, columns * width), tables->key_panels = allocate(arena, columns * d);
+  if (call->query) {
+    tables->query_rows = allocate(arena, columns * QUERY_WIDTH(call));
+    tables->query_panels = allocate(arena, columns * call->query_dim);
+  }
+  if (call->key) {
+    tables->key_rows = allocate(arena, columns * KEY_WIDTH(call));
+    tables->key_panels = allocate(arena, columns * call->key_dim);
+  }
   if (call->value) tables->value_rows = allocate(arena, columns * VALUE_WIDTH(call));
   if (call->value && backward) tables->value_panels = allocate(arena, columns * call->value_dim);
 }
@@ -473,12 +492,14 @@ static void fill_tables(const Call *call, Int h, Tables *tables) {
       for (Int e = 0; e < columns; e++) tables->gain_columns[k * GAIN_ROW(call) + e] = tables->gain_rows[e * width + k];
   }
   if (tables->query_rows) {
-    extend_table(call, OF_HEAD(query, d), d, width, tables->query_rows);
-    into_panels(columns, d, width, tables->query_rows, tables->query_panels);
+    const Int size = call->query_dim, query_width = QUERY_WIDTH(call);
+    extend_table(call, OF_HEAD(query, size), size, query_width, tables->query_rows);
+    into_panels(columns, size, query_width, tables->query_rows, tables->query_panels);
   }
   if (tables->key_rows) {
-    extend_table(call, OF_HEAD(key, d), d, width, tables->key_rows);
-    into_panels(columns, d, -width, tables->key_rows + (columns - 1) * width, tables->key_panels);
+    const Int size = call->key_dim, key_width = KEY_WIDTH(call);
+    extend_table(call, OF_HEAD(key, size), size, key_width, tables->key_rows);
+    into_panels(columns, size, -key_width, tables->key_rows + (columns - 1) * key_width, tables->key_panels);
   }
   if (tables->value_rows) extend_table(call, OF_HEAD(value, dv), dv, value_width, tables->value_rows);
   if (tables->value_panels) into_panels(columns, dv, value_width, tables->value_rows, tables->value_panels);
@@ -583,9 +604,9 @@ INLINE Int column_of(const Call *call, const Tile *tile, Int i, Int j) {
 
 /* The tensors that a tile is computed from; pointers are to the tile's own first row */
 typedef struct {
-  const float *q, *raw_q;         /* rows of HEAD_WIDTH */
+  const float *q, *k;             /* rows of HEAD_WIDTH */
+  const float *raw_q, *raw_k;     /* rows of QUERY_WIDTH and of KEY_WIDTH */
   const float *k_panels;          /* [m / PANEL][d][PANEL] */
-  const float *k, *raw_k;         /* rows of HEAD_WIDTH */
   const float *far_query_term[2]; /* raw_q · query at either end of the table */
   const float *far_key_term[2];   /* raw_k · key at either end of the table */
   const Tables *tables;
@@ -655,10 +676,12 @@ static void band_logits(const Call *call, const Tile *tile, const Operands *in, 
         float *at = logits + i * TILE_STRIDE + j;
         store(at, load(at) * load(tables->gain + base + j - i));
       }
-  if (tables->query_panels) add_band_products(n, m, d, in->raw_q, width, tables->query_panels, base, logits);
+  if (tables->query_panels)
+    add_band_products(n, m, call->query_dim, in->raw_q, QUERY_WIDTH(call), tables->query_panels, base, logits);
   if (tables->key_panels) {
     for (Int j = 0; j < m; j++) memset(in->transposed + j * TILE_STRIDE, 0, 4 * TILE);
-    add_band_products(m, n, d, in->raw_k, width, tables->key_panels, PADDED_COLUMNS(call) - 1 - base, in->transposed);
+    add_band_products(m, n, call->key_dim, in->raw_k, KEY_WIDTH(call), tables->key_panels,
+                      PADDED_COLUMNS(call) - 1 - base, in->transposed);
     add_transposed(n, m, logits, in->transposed);
   }
   const float scale = (float)call->scale;
@@ -678,12 +701,13 @@ static void band_logits(const Call *call, const Tile *tile, const Operands *in, 
 /* Each pair finds its own column */
 static void scatter_logits(const Call *call, const Tile *tile, const Operands *in, float *logits, float *content) {
   const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call);
+  const Int query_width = QUERY_WIDTH(call), key_width = KEY_WIDTH(call);
   const Tables *tables = in->tables;
   const float scale = (float)call->scale;
   Int columns[TILE];
   if (!tables->gain_rows) content_products(call, tile, in->q, in, logits);
   for (Int i = 0; i < n; i++) {
-    const float *q = in->q + i * width, *raw_q = in->raw_q + i * width;
+    const float *q = in->q + i * width, *raw_q = in->raw_q + i * query_width;
     float *row = logits + i * TILE_STRIDE;
     for (Int j = 0; j < m; j++) columns[j] = column_of(call, tile, i, j);
     if (tables->gain_rows)
@@ -697,9 +721,10 @@ static void scatter_logits(const Call *call, const Tile *tile, const Operands *i
     if (tables->gain)
       for (Int j = 0; j < m; j++) row[j] *= tables->gain[columns[j]];
     if (tables->query_rows)
-      for (Int j = 0; j < m; j++) row[j] += dot(width, raw_q, tables->query_rows + columns[j] * width);
+      for (Int j = 0; j < m; j++) row[j] += dot(query_width, raw_q, tables->query_rows + columns[j] * query_width);
     if (tables->key_rows)
-      for (Int j = 0; j < m; j++) row[j] += dot(width, in->raw_k + j * width, tables->key_rows + columns[j] * width);
+      for (Int j = 0; j < m; j++)
+        row[j] += dot(key_width, in->raw_k + j * key_width, tables->key_rows + columns[j] * key_width);
     for (Int j = 0; j < m; j++) row[j] = scale * row[j] + (tables->bias ? tables->bias[columns[j]] : 0);
   }
 }
@@ -838,13 +863,13 @@ static void allocate_forward(const Call *call, Arena *arena, Forward *work) {
   const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), keys = PADDED_KEYS(call);
   memset(work, 0, sizeof *work);
   work->k = allocate(arena, keys * width);
-  work->raw_k = call->has_raw ? allocate(arena, keys * width) : work->k;
+  work->raw_k = call->raw_k.data ? allocate(arena, keys * KEY_WIDTH(call)) : work->k;
   work->k_panels = allocate(arena, keys * call->head_dim);
   work->v = allocate(arena, keys * value_width);
   for (int end = 0; end < 2; end++)
     work->far_key_term[end] = allocate(arena, keys), work->far_query_term[end] = allocate(arena, TILE);
   work->q = allocate(arena, (TILE + BLOCK_ROWS) * width);
-  work->raw_q = call->has_raw ? allocate(arena, (TILE + BLOCK_ROWS) * width) : work->q;
+  work->raw_q = call->raw_q.data ? allocate(arena, (TILE + BLOCK_ROWS) * QUERY_WIDTH(call)) : work->q;
   work->out = allocate(arena, TILE * value_width);
   work->largest = allocate(arena, TILE);
   work->sum = allocate(arena, TILE);
@@ -916,8 +941,9 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
   const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), n = min_of(TILE, call->queries - first_query);
   float *logits = INTERIOR(work->logits), *weights = INTERIOR(work->weights);
   read_rows(&call->q, call->bf16, b, h, first_query, n, call->head_dim, width, work->q);
-  if (call->has_raw) read_rows(&call->raw_q, call->bf16, b, h, first_query, n, call->head_dim, width, work->raw_q);
-  if (tables->query_rows) far_terms(call, n, width, work->raw_q, tables->query_rows, work->far_query_term);
+  if (call->raw_q.data)
+    read_rows(&call->raw_q, call->raw_q_bf16, b, h, first_query, n, call->query_dim, QUERY_WIDTH(call), work->raw_q);
+  if (tables->query_rows) far_terms(call, n, QUERY_WIDTH(call), work->raw_q, tables->query_rows, work->far_query_term);
   memset(work->out, 0, (size_t)(4 * TILE * value_width));
   const float sink = call->sinks ? call->sinks[h] : -INFINITY;
   for (Int i = 0; i < n; i++) work->largest[i] = sink, work->sum[i] = sink == -INFINITY ? 0 : 1;
@@ -929,7 +955,7 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
         .raw_q = work->raw_q,
         .k_panels = work->k_panels + first_key * call->head_dim,
         .k = work->k + first_key * width,
-        .raw_k = work->raw_k + first_key * width,
+        .raw_k = work->raw_k + first_key * KEY_WIDTH(call),
         .far_query_term = {work->far_query_term[0], work->far_query_term[1]},
         .far_key_term = {work->far_key_term[0] + first_key, work->far_key_term[1] + first_key},
         .tables = tables,
@@ -957,7 +983,8 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
 static void read_keys(const Call *call, Int b, Int kv, Forward *work) {
   const Int width = HEAD_WIDTH(call);
   read_rows(&call->k, call->bf16, b, kv, 0, call->keys, call->head_dim, width, work->k);
-  if (call->has_raw) read_rows(&call->raw_k, call->bf16, b, kv, 0, call->keys, call->head_dim, width, work->raw_k);
+  if (call->raw_k.data)
+    read_rows(&call->raw_k, call->raw_k_bf16, b, kv, 0, call->keys, call->key_dim, KEY_WIDTH(call), work->raw_k);
   read_rows(&call->v, call->bf16, b, kv, 0, call->keys, call->value_dim, VALUE_WIDTH(call), work->v);
   into_panels(call->keys, call->head_dim, width, work->k, work->k_panels);
   find_spans(call->q_pos + b * call->q_pos_stride, call->queries, work->q_spans);
@@ -991,7 +1018,7 @@ int locant_forward(const Call *call) {
       if (head != last) {
         const int same_keys = last >= 0 && last / call->heads == b && last % call->heads / group == kv;
         if (!same_keys) read_keys(call, b, kv, &work);
-        if (call->key) far_terms(call, call->keys, HEAD_WIDTH(call), work.raw_k, tables[h].key_rows, work.far_key_term);
+        if (call->key) far_terms(call, call->keys, KEY_WIDTH(call), work.raw_k, tables[h].key_rows, work.far_key_term);
         last = head;
       }
       forward_queries(call, b, h, task % blocks * TILE, &work, tables + h);
@@ -1015,8 +1042,8 @@ static void allocate_table_gradients(const Call *call, Arena *arena, TableGradie
   memset(grads, 0, sizeof *grads);
   if (call->dbias) grads->bias = allocate(arena, columns);
   if (call->dgain) grads->gain = allocate(arena, columns * (call->vector_gain ? width : 1));
-  if (call->dquery) grads->query = allocate(arena, columns * width);
-  if (call->dkey) grads->key = allocate(arena, columns * width);
+  if (call->dquery) grads->query = allocate(arena, columns * QUERY_WIDTH(call));
+  if (call->dkey) grads->key = allocate(arena, columns * KEY_WIDTH(call));
   if (call->dvalue) grads->value = allocate(arena, columns * VALUE_WIDTH(call));
 }
 
@@ -1051,18 +1078,20 @@ typedef struct {
 } Backward;
 
 static void allocate_backward(const Call *call, Arena *arena, Backward *work) {
-  const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), either = max_of(width, value_width);
+  const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call);
+  const Int query_width = QUERY_WIDTH(call), key_width = KEY_WIDTH(call);
+  const Int widest = max_of(max_of(width, value_width), max_of(query_width, key_width));
   const Int keys = PADDED_KEYS(call), queries = PADDED_QUERIES(call) + BLOCK_ROWS;
   memset(work, 0, sizeof *work);
   work->k = allocate(arena, keys * width), work->dk = allocate(arena, keys * width);
-  work->raw_k = call->has_raw ? allocate(arena, keys * width) : work->k;
-  work->draw_k = call->has_raw ? allocate(arena, keys * width) : work->dk;
+  work->raw_k = call->raw_k.data ? allocate(arena, keys * key_width) : work->k;
+  work->draw_k = call->raw_k.data ? allocate(arena, keys * key_width) : work->dk;
   work->k_panels = allocate(arena, keys * call->head_dim);
   work->v_panels = allocate(arena, keys * call->value_dim);
   work->dv = allocate(arena, keys * value_width);
   work->q = allocate(arena, queries * width), work->dq = allocate(arena, queries * width);
-  work->raw_q = call->has_raw ? allocate(arena, queries * width) : work->q;
-  work->draw_q = call->has_raw ? allocate(arena, queries * width) : work->dq;
+  work->raw_q = call->raw_q.data ? allocate(arena, queries * query_width) : work->q;
+  work->draw_q = call->raw_q.data ? allocate(arena, queries * query_width) : work->dq;
   work->grad = allocate(arena, queries * value_width);
   work->delta = allocate(arena, queries), work->lse = allocate(arena, 2 * queries);
   for (int end = 0; end < 2; end++) {
@@ -1074,8 +1103,8 @@ static void allocate_backward(const Call *call, Arena *arena, Backward *work) {
   work->transposed = allocate(arena, TILE_FLOATS);
   work->weights = allocate(arena, TILE_FLOATS), work->dlogits = allocate(arena, TILE_FLOATS);
   work->scaled_q = allocate(arena, (TILE + BLOCK_ROWS) * width);
-  work->rows = allocate(arena, TILE * either);
-  work->column_sum = allocate(arena, either);
+  work->rows = allocate(arena, TILE * max_of(width, value_width));
+  work->column_sum = allocate(arena, widest);
   allocate_table_gradients(call, arena, &work->head_grads);
   work->sums.sum = allocate(arena, PADDED_COLUMNS(call));
   work->sums.listed = (int32_t *)allocate(arena, PADDED_COLUMNS(call));
@@ -1213,12 +1242,13 @@ static void collect_scalars(const Call *call, const Tile *tile, Backward *work, 
 
 static void far_vector_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
                                  TableGradients *grads) {
-  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call), at = tile->column * width;
+  const Int n = tile->queries, m = tile->keys, column = tile->column;
   const float *dlogits = INTERIOR(work->dlogits);
-  const float *q = work->raw_q + tile->first_query * width, *k = work->raw_k + tile->first_key * width;
-  float *dq = work->draw_q + tile->first_query * width, *dk = work->draw_k + tile->first_key * width;
+  const Int qw = QUERY_WIDTH(call), kw = KEY_WIDTH(call);
+  const float *q = work->raw_q + tile->first_query * qw, *k = work->raw_k + tile->first_key * kw;
+  float *dq = work->draw_q + tile->first_query * qw, *dk = work->draw_k + tile->first_key * kw;
   vec by_key[TILE / LANES] = {{0}};
-  memset(work->column_sum, 0, (size_t)(4 * width));
+  memset(work->column_sum, 0, (size_t)(4 * qw));
   for (Int i = 0; i < n; i++) {
     vec sum = {0};
     for (Int j = 0; j < TILE; j += LANES) {
@@ -1226,46 +1256,48 @@ static void far_vector_gradients(const Call *call, const Tile *tile, Backward *w
       sum += x, by_key[j / LANES] += x;
     }
     const float x = sum_lanes(sum);
-    if (tables->query_rows) add_scaled(width, x, tables->query_rows + at, dq + i * width);
-    if (grads->query) add_scaled(width, x, q + i * width, work->column_sum);
+    if (tables->query_rows) add_scaled(qw, x, tables->query_rows + column * qw, dq + i * qw);
+    if (grads->query) add_scaled(qw, x, q + i * qw, work->column_sum);
   }
-  if (grads->query) add_scaled(width, 1, work->column_sum, grads->query + at);
-  memset(work->column_sum, 0, (size_t)(4 * width));
+  if (grads->query) add_scaled(qw, 1, work->column_sum, grads->query + column * qw);
+  memset(work->column_sum, 0, (size_t)(4 * kw));
   for (Int j = 0; j < m; j++) {
     const float x = by_key[j / LANES][j % LANES];
-    if (tables->key_rows) add_scaled(width, x, tables->key_rows + at, dk + j * width);
-    if (grads->key) add_scaled(width, x, k + j * width, work->column_sum);
+    if (tables->key_rows) add_scaled(kw, x, tables->key_rows + column * kw, dk + j * kw);
+    if (grads->key) add_scaled(kw, x, k + j * kw, work->column_sum);
   }
-  if (grads->key) add_scaled(width, 1, work->column_sum, grads->key + at);
+  if (grads->key) add_scaled(kw, 1, work->column_sum, grads->key + column * kw);
 }
 
 static void band_vector_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
                                   TableGradients *grads) {
-  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call), base = tile->column;
+  const Int n = tile->queries, m = tile->keys, base = tile->column;
   const float *dlogits = INTERIOR(work->dlogits);
-  const float *q = work->raw_q + tile->first_query * width, *k = work->raw_k + tile->first_key * width;
-  float *dq = work->draw_q + tile->first_query * width, *dk = work->draw_k + tile->first_key * width;
-  if (tables->query_rows) add_band_sums(n, m, width, dlogits, TILE_STRIDE, 1, tables->query_rows, base, 1, dq);
-  if (grads->query) collect_band(n, m, width, dlogits, TILE_STRIDE, 1, q, base, 1, grads->query);
-  if (tables->key_rows) add_band_sums(m, n, width, dlogits, 1, TILE_STRIDE, tables->key_rows, base, -1, dk);
-  if (grads->key) collect_band(m, n, width, dlogits, 1, TILE_STRIDE, k, base, -1, grads->key);
+  const Int qw = QUERY_WIDTH(call), kw = KEY_WIDTH(call);
+  const float *q = work->raw_q + tile->first_query * qw, *k = work->raw_k + tile->first_key * kw;
+  float *dq = work->draw_q + tile->first_query * qw, *dk = work->draw_k + tile->first_key * kw;
+  if (tables->query_rows) add_band_sums(n, m, qw, dlogits, TILE_STRIDE, 1, tables->query_rows, base, 1, dq);
+  if (grads->query) collect_band(n, m, qw, dlogits, TILE_STRIDE, 1, q, base, 1, grads->query);
+  if (tables->key_rows) add_band_sums(m, n, kw, dlogits, 1, TILE_STRIDE, tables->key_rows, base, -1, dk);
+  if (grads->key) collect_band(m, n, kw, dlogits, 1, TILE_STRIDE, k, base, -1, grads->key);
 }
 
 static void scatter_vector_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
                                      TableGradients *grads) {
-  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call);
+  const Int n = tile->queries, m = tile->keys;
   const float *dlogits = INTERIOR(work->dlogits);
-  const float *q = work->raw_q + tile->first_query * width, *k = work->raw_k + tile->first_key * width;
-  float *dq = work->draw_q + tile->first_query * width, *dk = work->draw_k + tile->first_key * width;
+  const Int qw = QUERY_WIDTH(call), kw = KEY_WIDTH(call);
+  const float *q = work->raw_q + tile->first_query * qw, *k = work->raw_k + tile->first_key * kw;
+  float *dq = work->draw_q + tile->first_query * qw, *dk = work->draw_k + tile->first_key * kw;
   for (Int i = 0; i < n; i++)
     for (Int j = 0; j < m; j++) {
       const float x = dlogits[i * TILE_STRIDE + j];
-      const Int at = column_of(call, tile, i, j) * width;
-      if (tables->query_rows) add_scaled(width, x, tables->query_rows + at, dq + i * width);
-      if (tables->key_rows) add_scaled(width, x, tables->key_rows + at, dk + j * width);
+      const Int column = column_of(call, tile, i, j);
+      if (tables->query_rows) add_scaled(qw, x, tables->query_rows + column * qw, dq + i * qw);
+      if (tables->key_rows) add_scaled(kw, x, tables->key_rows + column * kw, dk + j * kw);
     }
-  if (grads->query) scatter_collect(call, tile, work, dlogits, TILE_STRIDE, 1, n, m, width, q, grads->query);
-  if (grads->key) scatter_collect(call, tile, work, dlogits, 1, TILE_STRIDE, m, n, width, k, grads->key);
+  if (grads->query) scatter_collect(call, tile, work, dlogits, TILE_STRIDE, 1, n, m, qw, q, grads->query);
+  if (grads->key) scatter_collect(call, tile, work, dlogits, 1, TILE_STRIDE, m, n, kw, k, grads->key);
 }
 
 /* The gradients of the content product under a vector gain: of q, k and the gain. In a FAR tile one column serves all
@@ -1343,10 +1375,10 @@ static void backward_tile(const Call *call, const Tile *tile, Backward *work, co
   float *logits = INTERIOR(work->logits), *dlogits = INTERIOR(work->dlogits);
   const Operands operands = {
       .q = work->q + first_query * width,
-      .raw_q = work->raw_q + first_query * width,
+      .raw_q = work->raw_q + first_query * QUERY_WIDTH(call),
       .k_panels = work->k_panels + first_key * call->head_dim,
       .k = work->k + first_key * width,
-      .raw_k = work->raw_k + first_key * width,
+      .raw_k = work->raw_k + first_key * KEY_WIDTH(call),
       .far_query_term = {work->far_query_term[0] + first_query, work->far_query_term[1] + first_query},
       .far_key_term = {work->far_key_term[0] + first_key, work->far_key_term[1] + first_key},
       .tables = tables,
@@ -1391,8 +1423,10 @@ static float sink_gradient(const Call *call, Int h, const Backward *work) {
 /* The gradients of one query head; those of its keys, values and tables are added to `work` */
 static void backward_head(const Call *call, Int b, Int h, Backward *work, const Tables *tables) {
   const Int d = call->head_dim, width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), queries = call->queries;
+  const Int query_dim = call->query_dim, query_width = QUERY_WIDTH(call);
   read_rows(&call->q, call->bf16, b, h, 0, queries, d, width, work->q);
-  if (call->has_raw) read_rows(&call->raw_q, call->bf16, b, h, 0, queries, d, width, work->raw_q);
+  if (call->raw_q.data)
+    read_rows(&call->raw_q, call->raw_q_bf16, b, h, 0, queries, query_dim, query_width, work->raw_q);
   read_rows(&call->grad, 0, b, h, 0, queries, call->value_dim, value_width, work->grad);
   memcpy(work->lse, call->lse + (b * call->heads + h) * queries * 2, (size_t)(8 * queries));
   for (Int i = 0; i < queries; i++) { /* Σ_j weight · gradient of the weight = gradient · output */
@@ -1403,9 +1437,9 @@ static void backward_head(const Call *call, Int b, Int h, Backward *work, const 
   }
   if (call->dsinks) call->dsinks[b * call->heads + h] = sink_gradient(call, h, work);
   memset(work->dq, 0, (size_t)(4 * queries * width));
-  if (call->has_raw) memset(work->draw_q, 0, (size_t)(4 * queries * width));
-  if (call->query) far_terms(call, queries, width, work->raw_q, tables->query_rows, work->far_query_term);
-  if (call->key) far_terms(call, call->keys, width, work->raw_k, tables->key_rows, work->far_key_term);
+  if (call->raw_q.data) memset(work->draw_q, 0, (size_t)(4 * queries * query_width));
+  if (call->query) far_terms(call, queries, query_width, work->raw_q, tables->query_rows, work->far_query_term);
+  if (call->key) far_terms(call, call->keys, KEY_WIDTH(call), work->raw_k, tables->key_rows, work->far_key_term);
   if (call->value) far_terms(call, queries, value_width, work->grad, tables->value_rows, work->far_value_term);
   for (Int first_key = 0; first_key < call->keys; first_key += TILE)
     for (Int first_query = 0; first_query < queries; first_query += TILE) {
@@ -1413,7 +1447,8 @@ static void backward_head(const Call *call, Int b, Int h, Backward *work, const 
       if (tile.kind != SKIP) backward_tile(call, &tile, work, tables, &work->head_grads);
     }
   write_rows(&call->dq, call->bf16, b, h, 0, queries, d, width, work->dq);
-  if (call->has_raw) write_rows(&call->draw_q, call->bf16, b, h, 0, queries, d, width, work->draw_q);
+  if (call->raw_q.data)
+    write_rows(&call->draw_q, call->raw_q_bf16, b, h, 0, queries, query_dim, query_width, work->draw_q);
 }
 
 /* Adds n numbers to others and sets them to zero */
@@ -1427,8 +1462,8 @@ static void move_table_gradients(const Call *call, TableGradients *from, TableGr
   const Int columns = PADDED_COLUMNS(call), width = HEAD_WIDTH(call);
   move_sums(from->bias, to->bias, columns);
   move_sums(from->gain, to->gain, columns * (call->vector_gain ? width : 1));
-  move_sums(from->query, to->query, columns * width);
-  move_sums(from->key, to->key, columns * width);
+  move_sums(from->query, to->query, columns * QUERY_WIDTH(call));
+  move_sums(from->key, to->key, columns * KEY_WIDTH(call));
   move_sums(from->value, to->value, columns * VALUE_WIDTH(call));
 }
 
@@ -1458,9 +1493,10 @@ static Int first_head(const Call *call, Int team, Int thread) {
 static void backward_task(const Call *call, Int b, Int kv, Int thread, Backward *work, const Tables *tables,
                           const GradientMemory *all) {
   const Int d = call->head_dim, width = HEAD_WIDTH(call), dv = call->value_dim, value_width = VALUE_WIDTH(call);
-  const Int keys = call->keys, group = call->heads / call->kv_heads;
+  const Int keys = call->keys, group = call->heads / call->kv_heads, key_dim = call->key_dim;
+  const Int key_width = KEY_WIDTH(call);
   read_rows(&call->k, call->bf16, b, kv, 0, keys, d, width, work->k);
-  if (call->has_raw) read_rows(&call->raw_k, call->bf16, b, kv, 0, keys, d, width, work->raw_k);
+  if (call->raw_k.data) read_rows(&call->raw_k, call->raw_k_bf16, b, kv, 0, keys, key_dim, key_width, work->raw_k);
   into_panels(keys, d, width, work->k, work->k_panels);
   read_rows(&call->v, call->bf16, b, kv, 0, keys, dv, value_width, work->dv); /* its memory is not in use yet */
   into_panels(keys, dv, value_width, work->dv, work->v_panels);
@@ -1468,7 +1504,7 @@ static void backward_task(const Call *call, Int b, Int kv, Int thread, Backward 
   find_spans(call->k_pos + b * call->k_pos_stride, keys, work->k_spans);
   memset(work->dv, 0, (size_t)(4 * keys * value_width));
   memset(work->dk, 0, (size_t)(4 * keys * width));
-  if (call->has_raw) memset(work->draw_k, 0, (size_t)(4 * keys * width));
+  if (call->raw_k.data) memset(work->draw_k, 0, (size_t)(4 * keys * key_width));
   for (Int h = kv * group; h < (kv + 1) * group; h++) {
     backward_head(call, b, h, work, tables + h);
     const Int slot = tables_per_head(call) ? h - first_head(call, all->team, thread) : 0;
@@ -1476,7 +1512,7 @@ static void backward_task(const Call *call, Int b, Int kv, Int thread, Backward 
     move_table_gradients(call, &work->head_grads, &grads);
   }
   write_rows(&call->dk, call->bf16, b, kv, 0, keys, d, width, work->dk);
-  if (call->has_raw) write_rows(&call->draw_k, call->bf16, b, kv, 0, keys, d, width, work->draw_k);
+  if (call->raw_k.data) write_rows(&call->draw_k, call->raw_k_bf16, b, kv, 0, keys, key_dim, key_width, work->draw_k);
   write_rows(&call->dv, call->bf16, b, kv, 0, keys, dv, value_width, work->dv);
 }
 
@@ -1500,8 +1536,9 @@ static void sum_table_gradients(const Call *call, const GradientMemory *all) {
       if (grads.bias) add_columns(call, grads.bias, 1, 1, OF_HEAD(bias, 1));
       if (grads.gain && !call->vector_gain) add_columns(call, grads.gain, 1, 1, OF_HEAD(gain, 1));
       if (grads.gain && call->vector_gain) add_columns(call, grads.gain, d, width, OF_HEAD(gain, d));
-      if (grads.query) add_columns(call, grads.query, d, width, OF_HEAD(query, d));
-      if (grads.key) add_columns(call, grads.key, d, width, OF_HEAD(key, d));
+      if (grads.query)
+        add_columns(call, grads.query, call->query_dim, QUERY_WIDTH(call), OF_HEAD(query, call->query_dim));
+      if (grads.key) add_columns(call, grads.key, call->key_dim, KEY_WIDTH(call), OF_HEAD(key, call->key_dim));
       if (grads.value)
         add_columns(call, grads.value, call->value_dim, VALUE_WIDTH(call), OF_HEAD(value, call->value_dim));
 #undef OF_HEAD

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from locant.attention.build import build
@@ -43,12 +42,12 @@ class Call(NamedTuple):
     q: Tensor  # [B, H, Lq, D], rotated, as are the keys
     k: Tensor  # [B, Hkv, Lk, D]
     v: Tensor  # [B, Hkv, Lk, Dv]
-    raw_q: Tensor | None  # q and k without the rotation, for the query and key terms; None if they do not differ
-    raw_k: Tensor | None
+    raw_q: Tensor | None  # [B, H, Lq, P], the vectors that the table `query` meets; None: q
+    raw_k: Tensor | None  # [B, Hkv, Lk, T], the vectors that the table `key` meets; None: k
     bias: Tensor | None  # [1 or H, R]
     gain: Tensor | None  # [1 or H, R] or [1 or H, R, D]
-    query: Tensor | None  # [1 or H, R, D]
-    key: Tensor | None  # [1 or H, R, D]
+    query: Tensor | None  # [1 or H, R, P]
+    key: Tensor | None  # [1 or H, R, T]
     value: Tensor | None  # [1 or H, R, Dv]
     sinks: Tensor | None  # [H], one more logit per head, without a value
     q_pos: Tensor  # [B, Lq], int64
@@ -80,17 +79,18 @@ NO_GRADIENTS = Call(*(None for _ in Call._fields))  # type: ignore[arg-type]
 
 def make_call(request: Request) -> Call:
     """The call that computes a request."""
-    q, k = request.rotated
-    v, raw_q, raw_k = request.v, None, None
-    tables = {name: getattr(request.terms, name) for name in TABLES}
-    if q is not request.q or k is not request.k:
+    (q, k), v = request.rotated, request.v
+    raw_q, raw_k = (None if x is None else x.float() for x in (request.sides.query, request.sides.key))
+    if raw_k is not None:  # it has all heads
+        k, v = (x.repeat_interleave(request.q.shape[1] // request.k.shape[1], dim=1) for x in (k, v))
+    if q is not request.q or request.rotated[1] is not request.k:
         # rotate may widen, in dtype (not beyond float32, see `choice.fused_unsupported`) and in size
         dtype = request.content_dtype
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        if request.terms.query is not None or request.terms.key is not None:
-            wider = (0, q.shape[3] - request.q.shape[3])
-            raw_q, raw_k = F.pad(request.q.to(dtype), wider), F.pad(request.k.to(dtype), wider)
-            tables |= {name: F.pad(tables[name], wider) for name in ("query", "key") if tables[name] is not None}
+        if request.terms.query is not None and raw_q is None:
+            raw_q = request.q.to(dtype)
+        if request.terms.key is not None and raw_k is None:
+            raw_k = request.k.to(dtype)
     b = request.q.shape[0]
     return Call(
         q=q,
@@ -98,7 +98,7 @@ def make_call(request: Request) -> Call:
         v=v,
         raw_q=raw_q,
         raw_k=raw_k,
-        **tables,
+        **{name: getattr(request.terms, name) for name in TABLES},
         sinks=request.sinks,
         q_pos=request.q_pos.expand(b, -1),
         k_pos=request.k_pos.expand(b, -1),
@@ -288,8 +288,8 @@ class _View(ctypes.Structure):
         return cls(x.data_ptr(), (ctypes.c_int64 * 4)(*strides))
 
 
-_SIZES = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "columns", "first_offset",
-          "lowest", "highest", "bf16", "threads", "has_raw", "vector_gain", "seed")  # fmt: skip
+_SIZES = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "query_dim", "key_dim", "columns",
+          "first_offset", "lowest", "highest", "bf16", "raw_q_bf16", "raw_k_bf16", "threads", "vector_gain", "seed")  # fmt: skip
 
 
 class _CallStruct(ctypes.Structure):
@@ -333,8 +333,10 @@ class _Kernel:
         c.first_offset, c.seed, c.scale, c.dropout = call.first_offset, int(call.seed), call.scale, call.dropout
         c.lowest = -(2**63) if call.lowest is None else call.lowest
         c.highest = 2**63 - 1 if call.highest is None else call.highest
-        c.bf16, c.threads = call.q.dtype == torch.bfloat16, torch.get_num_threads()
-        c.has_raw, c.vector_gain = call.raw_q is not None, call.gain is not None and call.gain.ndim == 3
+        raw_q, raw_k = (call.q if call.raw_q is None else call.raw_q), (call.k if call.raw_k is None else call.raw_k)
+        c.query_dim, c.key_dim = raw_q.shape[3], raw_k.shape[3]
+        c.bf16, c.raw_q_bf16, c.raw_k_bf16 = (x.dtype == torch.bfloat16 for x in (call.q, raw_q, raw_k))
+        c.threads, c.vector_gain = torch.get_num_threads(), call.gain is not None and call.gain.ndim == 3
         for name in CONTENT:
             setattr(c, name, _View.of(getattr(call, name)))
         c.out, c.mask = _View.of(out), _View.of(mask)
