@@ -1,14 +1,16 @@
 /* Attention with every table of `locant.terms.Terms`, forward and backward, in tiles: memory linear in the length.
 
-   logit_ij = scale · ( (q_i ∘ gain_r)·k_j  +  p_i·query_r  +  t_j·key_r )  +  bias_r        r = k_pos[j] − q_pos[i]
+   logit_ij = scale · ( (q_i ∘ gain_r)·k_j  +  p_i·query_r  +  t_j·key_r )  +  bias_r  +  level_r · (e_i + d_j)
+   logit_ij → τ_i · logit_ij                                                                r = k_pos[j] − q_pos[i]
    logit_ij → softcap · tanh(logit_ij / softcap)                                            if there is a softcap
    out_i    = Σ_j softmax(logit)_ij · (v_j + value_r)
 
    With sinks, the softmax of head h has one more logit, sinks[h], without a value: the softmax starts from it.
 
    q and k are the (possibly rotated) content. p and t (raw_q, raw_k) are q and k without the rotation, or vectors of
-   another width that a scheme computes for each token. Column 0 of the tables is for r = first_offset. An offset beyond
-   either end of the tables takes the column at that end.
+   another width that a scheme computes for each token. e, d and τ (query_level, key_level, temperature) are numbers of
+   each token. Column 0 of the tables is for r = first_offset. An offset beyond either end of the tables takes the
+   column at that end.
 
    A tile is n ≤ TILE queries by m ≤ TILE keys; i counts its queries and j its keys. There are four kinds of tiles:
 
@@ -310,7 +312,7 @@ INLINE float sum_row(const float *row, Int m) {
 
 /* ---------------------------------------------------------------- a call */
 
-/* A tensor of four dimensions */
+/* A tensor of up to four dimensions */
 typedef struct {
   void *data;
   Int stride[4]; /* in elements */
@@ -328,20 +330,21 @@ typedef struct {
   double scale, dropout;
   double softcap; /* 0 if there is none */
   View q, k, v;
-  View raw_q, raw_k; /* p and t; data NULL where they are q and k */
-  View out;          /* float32, whatever the rest is: the backward pass starts from it */
-  View mask;         /* bytes, strides 0 where it broadcasts; data NULL if there is none */
+  View raw_q, raw_k;                        /* p and t; data NULL where they are q and k */
+  View query_level, key_level, temperature; /* e, d, τ: [batch, heads, tokens], float64; data NULL if not used */
+  View out;                                 /* float32, whatever the rest is: the backward pass starts from it */
+  View mask;                                /* bytes, strides 0 where it broadcasts; data NULL if there is none */
   const Int *q_pos, *k_pos;
-  Int q_pos_stride, k_pos_stride;                 /* from row to row of the batch, 0 if all are alike */
-  const float *bias, *gain, *query, *key, *value; /* contiguous, NULL if not used */
-  Int bias_heads, gain_heads, query_heads, key_heads, value_heads; /* 1 or heads */
-  const float *sinks;                                              /* [heads], NULL if there are none */
+  Int q_pos_stride, k_pos_stride;                         /* from row to row of the batch, 0 if all are alike */
+  const float *bias, *gain, *query, *key, *value, *level; /* contiguous, NULL if not used */
+  Int bias_heads, gain_heads, query_heads, key_heads, value_heads, level_heads; /* 1 or heads */
+  const float *sinks;                                                           /* [heads], NULL if there are none */
   float *lse; /* [batch, heads, queries, 2]: the largest logit, and the logarithm of Σ_j exp(logit − largest); the sink
                  is one of the logits */
   View grad; /* of the output, float32 */
-  View dq, dk, dv, draw_q, draw_k;
-  float *dbias, *dgain, *dquery, *dkey, *dvalue; /* as the tables; zero on entry */
-  float *dsinks;                                 /* [batch, heads], to be summed over the batch */
+  View dq, dk, dv, draw_q, draw_k, dquery_level, dkey_level, dtemperature;
+  float *dbias, *dgain, *dquery, *dkey, *dvalue, *dlevel; /* as the tables; zero on entry */
+  float *dsinks;                                          /* [batch, heads], to be summed over the batch */
 } Call;
 
 Int locant_call_size(void) { return sizeof(Call); }
@@ -353,6 +356,7 @@ Int locant_lanes(void) { return LANES; }
 #define VALUE_WIDTH(call) round_up((call)->value_dim, PANEL)
 #define QUERY_WIDTH(call) ((call)->raw_q.data ? round_up((call)->query_dim, LANES) : HEAD_WIDTH(call))
 #define KEY_WIDTH(call) ((call)->raw_k.data ? round_up((call)->key_dim, LANES) : HEAD_WIDTH(call))
+#define HAS_LEVELS(call) ((call)->query_level.data || (call)->key_level.data)
 #define PADDED_KEYS(call) round_up((call)->keys, TILE)
 #define PADDED_QUERIES(call) round_up((call)->queries, TILE)
 /* Tables have COLUMN_PADDING more columns on either side: copies of the column at that end */
@@ -367,8 +371,11 @@ Int locant_lanes(void) { return LANES; }
 /* Whether any table differs from head to head */
 static int tables_per_head(const Call *call) {
   return call->bias_heads > 1 || call->gain_heads > 1 || call->query_heads > 1 || call->key_heads > 1 ||
-         call->value_heads > 1;
+         call->value_heads > 1 || call->level_heads > 1;
 }
+
+/* A place in memory that is only there where it is used */
+#define OFFSET(memory, by) ((memory) ? (memory) + (by) : NULL)
 
 /* Memory handed out in parts. With data NULL it only counts, so that the whole can be allocated at once. */
 typedef struct {
@@ -433,6 +440,23 @@ static void write_rows(const View *x, Int bf16, Int b, Int h, Int from, Int n, I
       write_value(x->data, base + (from + i) * x->stride[2] + k * x->stride[3], bf16, rows[i * width + k]);
 }
 
+/* Levels are read as two floats each, high + low. The sum of two is (e_high + d_high) + (e_low + d_low): its error is at
+   most 2^-23 · |e + d| + 2^-46 · max(|e|, |d|). Levels of 10^5 tokens may be large and nearly cancel; what they differ by
+   keeps the precision of float32. `low` may be NULL. */
+static void read_numbers(const View *x, Int b, Int h, Int from, Int n, float *high, float *low) {
+  const double *at = (const double *)x->data + b * x->stride[0] + h * x->stride[1] + from * x->stride[2];
+  for (Int i = 0; i < n; i++) {
+    const double value = at[i * x->stride[2]];
+    high[i] = (float)value;
+    if (low) low[i] = isfinite(high[i]) ? (float)(value - high[i]) : 0;
+  }
+}
+
+static void write_numbers(const View *x, Int b, Int h, Int n, const double *numbers) {
+  double *at = (double *)x->data + b * x->stride[0] + h * x->stride[1];
+  for (Int i = 0; i < n; i++) at[i * x->stride[2]] = numbers[i];
+}
+
 /* Rows [n][width] as panels of PANEL rows, [n / PANEL][d][PANEL]; rows from n on are 0 */
 static void into_panels(Int n, Int d, Int width, const float *rows, float *panels) {
   for (Int p = 0; p < round_up(n, PANEL); p += PANEL)
@@ -446,7 +470,7 @@ static void into_panels(Int n, Int d, Int width, const float *rows, float *panel
    columns [columns / PANEL][d][PANEL]. The panels of `key` are in reverse order, because its products are added to a
    transposed tile. */
 typedef struct {
-  float *bias, *gain;
+  float *bias, *gain, *level;
   float *gain_rows, *gain_columns; /* a vector gain: as rows, and as [d][GAIN_ROW] */
   float *query_rows, *query_panels, *key_rows, *key_panels, *value_rows, *value_panels;
 } Tables;
@@ -455,6 +479,7 @@ static void allocate_tables(const Call *call, int backward, Arena *arena, Tables
   const Int columns = PADDED_COLUMNS(call), d = call->head_dim, width = HEAD_WIDTH(call);
   memset(tables, 0, sizeof *tables);
   if (call->bias) tables->bias = allocate(arena, columns);
+  if (call->level) tables->level = allocate(arena, columns);
   if (call->gain && !call->vector_gain) tables->gain = allocate(arena, columns);
   if (call->gain && call->vector_gain) {
     tables->gain_rows = allocate(arena, columns * width);
@@ -486,6 +511,7 @@ static void fill_tables(const Call *call, Int h, Tables *tables) {
 #define OF_HEAD(name, size) (call->name + (call->name##_heads == 1 ? 0 : h) * call->columns * (size))
   if (tables->bias) extend_table(call, OF_HEAD(bias, 1), 1, 1, tables->bias);
   if (tables->gain) extend_table(call, OF_HEAD(gain, 1), 1, 1, tables->gain);
+  if (tables->level) extend_table(call, OF_HEAD(level, 1), 1, 1, tables->level);
   if (tables->gain_rows) {
     extend_table(call, OF_HEAD(gain, d), d, width, tables->gain_rows);
     for (Int k = 0; k < d; k++)
@@ -583,7 +609,7 @@ static Tile make_tile(const Call *call, Int b, Int h, Int first_query, Int first
   }
   /* The columns of the smallest and the largest offset, which may lie beyond the tables */
   const Int low = least - call->first_offset, high = largest - call->first_offset;
-  if (!(call->bias || call->gain || call->query || call->key || call->value) || high <= 0)
+  if (!(call->bias || call->gain || call->query || call->key || call->value || call->level) || high <= 0)
     tile.kind = FAR, tile.far_end = 0, tile.column = COLUMN_PADDING;
   else if (low >= call->columns - 1)
     tile.kind = FAR, tile.far_end = 1, tile.column = COLUMN_PADDING + call->columns - 1;
@@ -600,19 +626,44 @@ INLINE Int column_of(const Call *call, const Tile *tile, Int i, Int j) {
   return COLUMN_PADDING + max_of(0, min_of(column, call->columns - 1));
 }
 
+/* The numbers of a table for the pairs of query i with keys j … j + LANES − 1 */
+INLINE vec numbers_at(const Call *call, const Tile *tile, const float *table, Int i, Int j) {
+  if (tile->kind == BAND) return load(table + tile->column + j - i);
+  if (tile->kind == FAR) return broadcast(table[tile->column]);
+  vec x = {0};
+  for (int l = 0; l < LANES && j + l < tile->keys; l++) x[l] = table[column_of(call, tile, i, j + l)];
+  return x;
+}
+
 /* ---------------------------------------------------------------- logits */
 
 /* The tensors that a tile is computed from; pointers are to the tile's own first row */
 typedef struct {
-  const float *q, *k;             /* rows of HEAD_WIDTH */
-  const float *raw_q, *raw_k;     /* rows of QUERY_WIDTH and of KEY_WIDTH */
-  const float *k_panels;          /* [m / PANEL][d][PANEL] */
-  const float *far_query_term[2]; /* raw_q · query at either end of the table */
-  const float *far_key_term[2];   /* raw_k · key at either end of the table */
+  const float *q, *k;                         /* rows of HEAD_WIDTH */
+  const float *raw_q, *raw_k;                 /* rows of QUERY_WIDTH and of KEY_WIDTH */
+  const float *k_panels;                      /* [m / PANEL][d][PANEL] */
+  const float *far_query_term[2];             /* raw_q · query at either end of the table */
+  const float *far_key_term[2];               /* raw_k · key at either end of the table */
+  const float *query_level[2], *key_level[2]; /* high and low parts; zeros where there are levels of the others alone */
+  const float *temperature;                   /* NULL if there are none */
   const Tables *tables;
   float *transposed; /* memory for a transposed tile */
   float *scaled_q;   /* memory for rows of q times a vector gain */
+  float *untempered; /* memory for the logits before the temperature, whose gradient needs them; NULL if not needed */
 } Operands;
+
+/* e_i + d_j of query i and keys j … j + LANES − 1; see `read_numbers` */
+INLINE vec levels_at(const Operands *in, Int i, Int j) {
+  return (in->query_level[0][i] + load(in->key_level[0] + j)) + (in->query_level[1][i] + load(in->key_level[1] + j));
+}
+
+/* The last step of a logit: levels and temperature. `level` are the numbers of that table. */
+INLINE vec finish(const Operands *in, Int i, Int j, const int levels, vec level, vec x) {
+  if (levels) x += level * levels_at(in, i, j);
+  if (!in->temperature) return x;
+  if (in->untempered) store(in->untempered + i * TILE_STRIDE + j, x);
+  return x * in->temperature[i];
+}
 
 /* tile = q · kᵀ */
 static void content_products(const Call *call, const Tile *tile, const float *q, const Operands *in, float *logits) {
@@ -643,6 +694,8 @@ static void far_logits(const Call *call, const Tile *tile, const Operands *in, f
   keep_content(tile, logits, content);
   const float scale = (float)call->scale;
   const float *key_term = tables->key_rows ? in->far_key_term[tile->far_end] : NULL;
+  const int levels = HAS_LEVELS(call);
+  const vec level = broadcast(tables->level ? tables->level[column] : 1);
   for (Int i = 0; i < n; i++) {
     const float query_term = tables->query_rows ? in->far_query_term[tile->far_end][i] : 0;
     float *row = logits + i * TILE_STRIDE;
@@ -653,7 +706,7 @@ static void far_logits(const Call *call, const Tile *tile, const Operands *in, f
       if (key_term) x += load(key_term + j);
       x *= scale;
       if (tables->bias) x += broadcast(tables->bias[column]);
-      store(row + j, x);
+      store(row + j, finish(in, i, j, levels, level, x));
     }
   }
 }
@@ -686,6 +739,7 @@ static void band_logits(const Call *call, const Tile *tile, const Operands *in, 
   }
   const float scale = (float)call->scale;
   const float *gain = gain_first ? NULL : tables->gain;
+  const int levels = HAS_LEVELS(call);
   for (Int i = 0; i < n; i++) {
     float *row = logits + i * TILE_STRIDE;
     for (Int j = 0; j < m; j += LANES) {
@@ -693,7 +747,8 @@ static void band_logits(const Call *call, const Tile *tile, const Operands *in, 
       if (gain) x *= load(gain + base + j - i);
       x *= scale;
       if (tables->bias) x += load(tables->bias + base + j - i);
-      store(row + j, x);
+      const vec level = tables->level ? load(tables->level + base + j - i) : broadcast(1);
+      store(row + j, finish(in, i, j, levels, level, x));
     }
   }
 }
@@ -726,6 +781,10 @@ static void scatter_logits(const Call *call, const Tile *tile, const Operands *i
       for (Int j = 0; j < m; j++)
         row[j] += dot(key_width, in->raw_k + j * key_width, tables->key_rows + columns[j] * key_width);
     for (Int j = 0; j < m; j++) row[j] = scale * row[j] + (tables->bias ? tables->bias[columns[j]] : 0);
+    for (Int j = 0; j < m; j += LANES) {
+      const vec level = tables->level ? numbers_at(call, tile, tables->level, i, j) : broadcast(1);
+      store(row + j, finish(in, i, j, HAS_LEVELS(call), level, load(row + j)));
+    }
   }
 }
 
@@ -854,7 +913,9 @@ static Tables *make_tables(const Call *call, int backward, float **memory) {
 /* The memory of one thread */
 typedef struct {
   float *k, *raw_k, *k_panels, *v, *far_key_term[2];          /* of a head */
+  float *key_level[2];                                        /* of a head */
   float *q, *raw_q, *far_query_term[2], *out, *largest, *sum; /* of the queries of a tile */
+  float *query_level[2], *temperature;                        /* of the queries of a tile */
   float *logits, *weights, *transposed, *scaled_q;            /* of a tile */
   Span *q_spans, *k_spans;
 } Forward;
@@ -868,6 +929,9 @@ static void allocate_forward(const Call *call, Arena *arena, Forward *work) {
   work->v = allocate(arena, keys * value_width);
   for (int end = 0; end < 2; end++)
     work->far_key_term[end] = allocate(arena, keys), work->far_query_term[end] = allocate(arena, TILE);
+  for (int part = 0; part < 2 && HAS_LEVELS(call); part++)
+    work->key_level[part] = allocate(arena, keys), work->query_level[part] = allocate(arena, TILE);
+  if (call->temperature.data) work->temperature = allocate(arena, TILE);
   work->q = allocate(arena, (TILE + BLOCK_ROWS) * width);
   work->raw_q = call->raw_q.data ? allocate(arena, (TILE + BLOCK_ROWS) * QUERY_WIDTH(call)) : work->q;
   work->out = allocate(arena, TILE * value_width);
@@ -944,6 +1008,9 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
   if (call->raw_q.data)
     read_rows(&call->raw_q, call->raw_q_bf16, b, h, first_query, n, call->query_dim, QUERY_WIDTH(call), work->raw_q);
   if (tables->query_rows) far_terms(call, n, QUERY_WIDTH(call), work->raw_q, tables->query_rows, work->far_query_term);
+  if (call->query_level.data)
+    read_numbers(&call->query_level, b, h, first_query, n, work->query_level[0], work->query_level[1]);
+  if (call->temperature.data) read_numbers(&call->temperature, b, h, first_query, n, work->temperature, NULL);
   memset(work->out, 0, (size_t)(4 * TILE * value_width));
   const float sink = call->sinks ? call->sinks[h] : -INFINITY;
   for (Int i = 0; i < n; i++) work->largest[i] = sink, work->sum[i] = sink == -INFINITY ? 0 : 1;
@@ -958,6 +1025,9 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
         .raw_k = work->raw_k + first_key * KEY_WIDTH(call),
         .far_query_term = {work->far_query_term[0], work->far_query_term[1]},
         .far_key_term = {work->far_key_term[0] + first_key, work->far_key_term[1] + first_key},
+        .query_level = {work->query_level[0], work->query_level[1]},
+        .key_level = {OFFSET(work->key_level[0], first_key), OFFSET(work->key_level[1], first_key)},
+        .temperature = work->temperature,
         .tables = tables,
         .transposed = INTERIOR(work->transposed),
         .scaled_q = work->scaled_q,
@@ -1019,6 +1089,8 @@ int locant_forward(const Call *call) {
         const int same_keys = last >= 0 && last / call->heads == b && last % call->heads / group == kv;
         if (!same_keys) read_keys(call, b, kv, &work);
         if (call->key) far_terms(call, call->keys, KEY_WIDTH(call), work.raw_k, tables[h].key_rows, work.far_key_term);
+        if (call->key_level.data)
+          read_numbers(&call->key_level, b, h, 0, call->keys, work.key_level[0], work.key_level[1]);
         last = head;
       }
       forward_queries(call, b, h, task % blocks * TILE, &work, tables + h);
@@ -1034,7 +1106,7 @@ int locant_forward(const Call *call) {
 
 /* Over PADDED_COLUMNS columns, vectors in rows; NULL if not wanted */
 typedef struct {
-  float *bias, *gain, *query, *key, *value;
+  float *bias, *gain, *query, *key, *value, *level;
 } TableGradients;
 
 static void allocate_table_gradients(const Call *call, Arena *arena, TableGradients *grads) {
@@ -1045,6 +1117,7 @@ static void allocate_table_gradients(const Call *call, Arena *arena, TableGradie
   if (call->dquery) grads->query = allocate(arena, columns * QUERY_WIDTH(call));
   if (call->dkey) grads->key = allocate(arena, columns * KEY_WIDTH(call));
   if (call->dvalue) grads->value = allocate(arena, columns * VALUE_WIDTH(call));
+  if (call->dlevel) grads->level = allocate(arena, columns);
 }
 
 /* For SCATTER: a row of a tile summed by column. `columns` lists those with a sum; all other sums are zero. Gradients of
@@ -1071,6 +1144,9 @@ typedef struct {
   float *k, *raw_k, *k_panels, *v_panels, *dk, *draw_k, *dv, *far_key_term[2];                 /* of a k/v head */
   float *q, *raw_q, *grad, *dq, *draw_q, *delta, *lse, *far_query_term[2], *far_value_term[2]; /* of a head */
   float *logits, *content, *weights, *dlogits, *transposed, *scaled_q, *rows;                  /* of a tile */
+  float *query_level[2], *key_level[2], *temperature;                                          /* of a head */
+  double *dquery_level, *dkey_level, *dtemperature;                                            /* of a head */
+  float *untempered;                                                                           /* of a tile */
   float *column_sum;                                                                           /* one row of a table */
   TableGradients head_grads; /* of one head; then added to those of the thread */
   ColumnSums sums;
@@ -1102,6 +1178,16 @@ static void allocate_backward(const Call *call, Arena *arena, Backward *work) {
   work->logits = allocate(arena, TILE_FLOATS), work->content = allocate(arena, TILE_FLOATS);
   work->transposed = allocate(arena, TILE_FLOATS);
   work->weights = allocate(arena, TILE_FLOATS), work->dlogits = allocate(arena, TILE_FLOATS);
+  for (int part = 0; part < 2 && HAS_LEVELS(call); part++)
+    work->query_level[part] = allocate(arena, queries), work->key_level[part] = allocate(arena, keys);
+  if (HAS_LEVELS(call)) {
+    work->dquery_level = (double *)allocate(arena, 2 * queries);
+    work->dkey_level = (double *)allocate(arena, 2 * keys);
+  }
+  if (call->temperature.data) {
+    work->temperature = allocate(arena, queries), work->dtemperature = (double *)allocate(arena, 2 * queries);
+    work->untempered = allocate(arena, TILE_FLOATS);
+  }
   work->scaled_q = allocate(arena, (TILE + BLOCK_ROWS) * width);
   work->rows = allocate(arena, TILE * max_of(width, value_width));
   work->column_sum = allocate(arena, widest);
@@ -1178,6 +1264,24 @@ static void uncap_gradients(const Call *call, const Tile *tile, const float *log
     }
 }
 
+/* The gradients of the temperatures; then multiplies `dlogits` by them. Hidden pairs have a gradient of 0, whatever the
+   logit is. */
+static void temperature_gradients(const Tile *tile, Backward *work) {
+  const float *untempered = INTERIOR(work->untempered);
+  float *dlogits = INTERIOR(work->dlogits);
+  for (Int i = 0; i < tile->queries; i++) {
+    const float temperature = work->temperature[tile->first_query + i];
+    vec sum = {0};
+    for (Int j = 0; j < tile->keys; j += LANES) {
+      float *at = dlogits + i * TILE_STRIDE + j;
+      const vec x = load(at);
+      sum += choose(x == 0, x, x * load(untempered + i * TILE_STRIDE + j));
+      store(at, x * temperature);
+    }
+    work->dtemperature[tile->first_query + i] += sum_lanes(sum);
+  }
+}
+
 /* SCATTER: table[column of the pair] += W · x_i, by rows of W; by columns, with x_j, if the strides are exchanged */
 static void scatter_collect(const Call *call, const Tile *tile, Backward *work, const float *w, Int row, Int column,
                             Int n, Int m, Int width, const float *x, float *table) {
@@ -1235,6 +1339,27 @@ static void collect_scalars(const Call *call, const Tile *tile, Backward *work, 
       clear_columns(sums);
     }
   }
+}
+
+/* The gradients of level_r · (e_i + d_j): of the levels and of the table */
+static void level_gradients(const Call *call, const Tile *tile, Backward *work, const Operands *in,
+                            TableGradients *grads) {
+  const Int n = tile->queries, m = tile->keys;
+  const float *dlogits = INTERIOR(work->dlogits), *level = in->tables->level;
+  float *of_table = INTERIOR(work->transposed);
+  vec by_key[TILE / LANES] = {{0}};
+  for (Int i = 0; i < n; i++) {
+    vec by_query = {0};
+    for (Int j = 0; j < m; j += LANES) {
+      vec x = load(dlogits + i * TILE_STRIDE + j);
+      if (grads->level) store(of_table + i * TILE_STRIDE + j, choose(x == 0, x, x * levels_at(in, i, j)));
+      if (level) x *= numbers_at(call, tile, level, i, j);
+      by_query += x, by_key[j / LANES] += x;
+    }
+    work->dquery_level[tile->first_query + i] += sum_lanes(by_query);
+  }
+  for (Int j = 0; j < m; j++) work->dkey_level[tile->first_key + j] += by_key[j / LANES][j % LANES];
+  if (grads->level) collect_scalars(call, tile, work, of_table, grads->level);
 }
 
 /* The gradients of p_i·query_r + t_j·key_r, for each kind of tile: of raw_q, raw_k and of the two tables. `dlogits` is
@@ -1357,13 +1482,7 @@ static void scalar_gain_gradients(const Call *call, const Tile *tile, Backward *
   }
   for (Int i = 0; i < n; i++)
     for (Int j = 0; j < m; j += LANES) {
-      vec x;
-      if (tile->kind == BAND)
-        x = load(tables->gain + tile->column + j - i);
-      else if (tile->kind == FAR)
-        x = broadcast(tables->gain[tile->column]);
-      else
-        for (int l = 0; l < LANES; l++) x[l] = j + l < m ? tables->gain[column_of(call, tile, i, j + l)] : 0;
+      const vec x = numbers_at(call, tile, tables->gain, i, j);
       store(dlogits + i * TILE_STRIDE + j, load(dlogits + i * TILE_STRIDE + j) * x);
     }
 }
@@ -1381,15 +1500,21 @@ static void backward_tile(const Call *call, const Tile *tile, Backward *work, co
       .raw_k = work->raw_k + first_key * KEY_WIDTH(call),
       .far_query_term = {work->far_query_term[0] + first_query, work->far_query_term[1] + first_query},
       .far_key_term = {work->far_key_term[0] + first_key, work->far_key_term[1] + first_key},
+      .query_level = {OFFSET(work->query_level[0], first_query), OFFSET(work->query_level[1], first_query)},
+      .key_level = {OFFSET(work->key_level[0], first_key), OFFSET(work->key_level[1], first_key)},
+      .temperature = OFFSET(work->temperature, first_query),
       .tables = tables,
       .transposed = INTERIOR(work->transposed),
       .scaled_q = work->scaled_q,
+      .untempered = work->untempered ? INTERIOR(work->untempered) : NULL,
   };
   tile_logits(call, tile, &operands, logits, tables->gain ? INTERIOR(work->content) : NULL);
   logit_gradients(call, tile, work, tables, logits);
   if (call->softcap > 0) uncap_gradients(call, tile, logits, dlogits);
   value_gradients(call, tile, work, grads);
+  if (call->temperature.data) temperature_gradients(tile, work);
   if (grads->bias) collect_scalars(call, tile, work, dlogits, grads->bias);
+  if (HAS_LEVELS(call)) level_gradients(call, tile, work, &operands, grads);
   const float scale = (float)call->scale;
   for (Int i = 0; i < n; i++)
     for (Int j = 0; j < m; j += LANES) {
@@ -1420,6 +1545,23 @@ static float sink_gradient(const Call *call, Int h, const Backward *work) {
   return (float)sum;
 }
 
+/* Levels and temperatures of a head, with gradients of 0 */
+static void read_head_numbers(const Call *call, Int b, Int h, Backward *work) {
+  const size_t queries = (size_t)call->queries, keys = (size_t)call->keys;
+  if (call->query_level.data)
+    read_numbers(&call->query_level, b, h, 0, call->queries, work->query_level[0], work->query_level[1]);
+  if (call->key_level.data) read_numbers(&call->key_level, b, h, 0, call->keys, work->key_level[0], work->key_level[1]);
+  if (call->temperature.data) read_numbers(&call->temperature, b, h, 0, call->queries, work->temperature, NULL);
+  if (HAS_LEVELS(call)) memset(work->dquery_level, 0, 8 * queries), memset(work->dkey_level, 0, 8 * keys);
+  if (call->temperature.data) memset(work->dtemperature, 0, 8 * queries);
+}
+
+static void write_head_numbers(const Call *call, Int b, Int h, const Backward *work) {
+  if (call->query_level.data) write_numbers(&call->dquery_level, b, h, call->queries, work->dquery_level);
+  if (call->key_level.data) write_numbers(&call->dkey_level, b, h, call->keys, work->dkey_level);
+  if (call->temperature.data) write_numbers(&call->dtemperature, b, h, call->queries, work->dtemperature);
+}
+
 /* The gradients of one query head; those of its keys, values and tables are added to `work` */
 static void backward_head(const Call *call, Int b, Int h, Backward *work, const Tables *tables) {
   const Int d = call->head_dim, width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), queries = call->queries;
@@ -1427,6 +1569,7 @@ static void backward_head(const Call *call, Int b, Int h, Backward *work, const 
   read_rows(&call->q, call->bf16, b, h, 0, queries, d, width, work->q);
   if (call->raw_q.data)
     read_rows(&call->raw_q, call->raw_q_bf16, b, h, 0, queries, query_dim, query_width, work->raw_q);
+  read_head_numbers(call, b, h, work);
   read_rows(&call->grad, 0, b, h, 0, queries, call->value_dim, value_width, work->grad);
   memcpy(work->lse, call->lse + (b * call->heads + h) * queries * 2, (size_t)(8 * queries));
   for (Int i = 0; i < queries; i++) { /* Σ_j weight · gradient of the weight = gradient · output */
@@ -1446,6 +1589,7 @@ static void backward_head(const Call *call, Int b, Int h, Backward *work, const 
       const Tile tile = make_tile(call, b, h, first_query, first_key, work->q_spans, work->k_spans);
       if (tile.kind != SKIP) backward_tile(call, &tile, work, tables, &work->head_grads);
     }
+  write_head_numbers(call, b, h, work);
   write_rows(&call->dq, call->bf16, b, h, 0, queries, d, width, work->dq);
   if (call->raw_q.data)
     write_rows(&call->draw_q, call->raw_q_bf16, b, h, 0, queries, query_dim, query_width, work->draw_q);
@@ -1465,6 +1609,7 @@ static void move_table_gradients(const Call *call, TableGradients *from, TableGr
   move_sums(from->query, to->query, columns * QUERY_WIDTH(call));
   move_sums(from->key, to->key, columns * KEY_WIDTH(call));
   move_sums(from->value, to->value, columns * VALUE_WIDTH(call));
+  move_sums(from->level, to->level, columns);
 }
 
 /* The gradients of tables, of each thread and of each head that the thread may meet. Heads share them if no table is
@@ -1534,6 +1679,7 @@ static void sum_table_gradients(const Call *call, const GradientMemory *all) {
       const TableGradients grads = gradients_at(call, all, thread, slot);
 #define OF_HEAD(name, size) (call->d##name + (call->name##_heads == 1 ? 0 : h) * call->columns * (size))
       if (grads.bias) add_columns(call, grads.bias, 1, 1, OF_HEAD(bias, 1));
+      if (grads.level) add_columns(call, grads.level, 1, 1, OF_HEAD(level, 1));
       if (grads.gain && !call->vector_gain) add_columns(call, grads.gain, 1, 1, OF_HEAD(gain, 1));
       if (grads.gain && call->vector_gain) add_columns(call, grads.gain, d, width, OF_HEAD(gain, d));
       if (grads.query)

@@ -1,7 +1,7 @@
 """Our own CPU kernel: every table, forward and backward, at nearly the cost of plain attention, memory linear in L.
 
 The kernel is `fused.c`, which `build.py` compiles at first use. This file makes it two operators of `torch.library`,
-with shapes for `torch.compile` and a gradient for q, k, v, each table and the sinks. `Call` is the record of their
+with shapes for `torch.compile` and a gradient for every tensor of floating-point numbers. `Call` is the record of their
 arguments. Operators take flat arguments, so a call is written `forward(*call)` and read back as `Call(*arguments)`.
 
 Dropout is a hash of a seed and the pair: the backward pass drops the same weights again, and none are stored.
@@ -44,11 +44,15 @@ class Call(NamedTuple):
     v: Tensor  # [B, Hkv, Lk, Dv]
     raw_q: Tensor | None  # [B, H, Lq, P], the vectors that the table `query` meets; None: q
     raw_k: Tensor | None  # [B, Hkv, Lk, T], the vectors that the table `key` meets; None: k
+    query_level: Tensor | None  # [B, H, Lq], float64, as are the next two
+    key_level: Tensor | None  # [B, H, Lk]
+    temperature: Tensor | None  # [B, H, Lq]
     bias: Tensor | None  # [1 or H, R]
     gain: Tensor | None  # [1 or H, R] or [1 or H, R, D]
     query: Tensor | None  # [1 or H, R, P]
     key: Tensor | None  # [1 or H, R, T]
     value: Tensor | None  # [1 or H, R, Dv]
+    level: Tensor | None  # [1 or H, R]
     sinks: Tensor | None  # [H], one more logit per head, without a value
     q_pos: Tensor  # [B, Lq], int64
     k_pos: Tensor  # [B, Lk], int64
@@ -69,8 +73,9 @@ SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in FIELD_TYPES.
 """The fields of `Call` in the language of torch.library."""
 
 TENSORS = tuple(name for name, kind in FIELD_TYPES.items() if kind in (Tensor, Tensor | None))
-TABLES = ("bias", "gain", "query", "key", "value")
-CONTENT = ("q", "k", "v", "raw_q", "raw_k")
+TABLES = ("bias", "gain", "query", "key", "value", "level")
+NUMBERS = ("query_level", "key_level", "temperature")
+CONTENT = ("q", "k", "v", "raw_q", "raw_k", *NUMBERS)
 IF_WANTED = (*TABLES, "sinks")
 WITH_GRADIENT = (*CONTENT, *IF_WANTED)
 """The order of the gradients that `backward` returns."""
@@ -91,13 +96,15 @@ def make_call(request: Request) -> Call:
             raw_q = request.q.to(dtype)
         if request.terms.key is not None and raw_k is None:
             raw_k = request.k.to(dtype)
-    b = request.q.shape[0]
+    b, h = request.q.shape[:2]
+    numbers = {name: getattr(request.sides, name) for name in NUMBERS}
     return Call(
         q=q,
         k=k,
         v=v,
         raw_q=raw_q,
         raw_k=raw_k,
+        **{name: None if x is None else x.double().expand(b, h, -1) for name, x in numbers.items()},
         **{name: getattr(request.terms, name) for name in TABLES},
         sinks=request.sinks,
         q_pos=request.q_pos.expand(b, -1),
@@ -225,7 +232,7 @@ def _kept(call: Call) -> Tensor:
     """
     b, lk = call.q.shape[0], call.k.shape[2]
     with torch.no_grad():
-        nothing: dict[str, Any] = dict.fromkeys(("raw_q", "raw_k", *IF_WANTED, "mask", "softcap", "lowest", "highest"))
+        nothing: dict[str, Any] = dict.fromkeys((*CONTENT[3:], *IF_WANTED, "mask", "softcap", "lowest", "highest"))
         units = torch.eye(lk, dtype=call.q.dtype).expand(b, call.k.shape[1], lk, lk)
         plain = call._replace(q=torch.zeros_like(call.q), k=torch.zeros_like(call.k), v=units, **nothing)
         weights: Tensor = forward(*plain)[0]
@@ -275,7 +282,7 @@ backward = torch.ops.locant.attend_backward.default
 
 
 class _View(ctypes.Structure):
-    """`View` in fused.c: a tensor of four dimensions."""
+    """`View` in fused.c: a tensor of up to four dimensions."""
 
     _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 4)]
 
@@ -289,7 +296,8 @@ class _View(ctypes.Structure):
 
 
 _SIZES = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "query_dim", "key_dim", "columns",
-          "first_offset", "lowest", "highest", "bf16", "raw_q_bf16", "raw_k_bf16", "threads", "vector_gain", "seed")  # fmt: skip
+          "first_offset", "lowest", "highest", "bf16", "raw_q_bf16", "raw_k_bf16", "threads", "vector_gain",
+          "seed")  # fmt: skip
 
 
 class _CallStruct(ctypes.Structure):
