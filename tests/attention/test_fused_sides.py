@@ -8,7 +8,7 @@ import torch
 
 import locant
 from locant.attention import build
-from locant.terms import Sides
+from locant.terms import Far, Sides
 from tests.attention.test_fused import check, tensors
 
 pytestmark = pytest.mark.skipif(
@@ -200,3 +200,93 @@ def test_levels_of_100000_tokens_lose_nothing():
             for x in (locant.attend(q, k, v, scheme, causal=True, impl="fused"), truth)
         ]
         assert (grads[0] - grads[1]).abs().max() < 1e-5 * grads[1].abs().max()
+
+
+class Distant(locant.Scheme):
+    """Other queries and keys beyond a distance: q and k in reverse order, times parameters."""
+
+    def __init__(self, distance, head_dim=8):
+        super().__init__()
+        self.distance = distance
+        self.left, self.right, self.keys = (torch.nn.Parameter(torch.randn(head_dim)) for _ in range(3))
+
+    def rotate(self, q, k, q_pos, k_pos):
+        return q * 2, k
+
+    def rotate_far(self, q, k, q_pos, k_pos):
+        q, k = q.flip(-1), k.flip(-1)
+        return Far(self.distance, *((x * y).to(q.dtype) for x, y in ((q, self.left), (q, self.right), (k, self.keys))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("distance", [0, 3, 127, 128, 400])
+def test_far_rotations(distance, kind):
+    """Tiles of one part, of two and of three."""
+    torch.manual_seed(1)
+    check(Distant(distance), tensors(2, 4, 2, 150, 160, 8), **KINDS[kind])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("other", ["huang1:clip=7", "huang4:clip=7", "tisa", "shaw:clip=7"])
+def test_far_rotations_beside_other_terms(other, dtype):
+    torch.manual_seed(1)
+    parts = [locant.scheme(other, n_heads=4, head_dim=8), Vectors(5, 3), Numbers(NUMBERS[-1]), Distant(20)]
+    how = {"softcap": 3.0, "sinks": torch.randn(4), "window": (100, 70)}
+    check(locant.schemes.Sum(*parts), tensors(2, 4, 2, 140, 140, 8, dtype=dtype), **how)
+
+
+def test_far_rotations_do_not_fit_a_gain_per_coordinate():
+    class Both(Distant):
+        def terms(self, r):
+            return locant.Terms(gain=torch.ones(1, len(r), 8))
+
+    with pytest.raises(ValueError, match="rotates far keys differently, and its gain must be"):
+        locant.attend(*tensors(1, 2, 2, 9, 9, 8), Both(3))
+
+
+def everything():
+    return locant.schemes.Sum(
+        locant.scheme("huang1:clip=4", n_heads=2, head_dim=4), Vectors(3, 2, head_dim=4, own=True),
+        Numbers(NUMBERS[-1], head_dim=4), Distant(2, head_dim=4),
+    )  # fmt: skip
+
+
+def test_second_gradients():
+    torch.manual_seed(1)
+    scheme = everything()
+    leaves = [x.requires_grad_() for x in tensors(1, 2, 1, 7, 8, 4)]
+    found = {}
+    for impl in ("fused", "eager"):
+        out = locant.attend(*leaves, scheme, softcap=3.0, impl=impl)
+        inputs = [*leaves, *scheme.parameters()]
+        first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        found[impl] = torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+    for x, y in zip(found["fused"], found["eager"], strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-3, atol=2e-3)
+
+
+def test_dropout_drops_the_same_weights_backwards():
+    """The output is linear in the values, and its gradient holds the weights: equal to those of the output."""
+    torch.manual_seed(1)
+    scheme, (q, k, v) = everything(), tensors(1, 2, 2, 140, 140, 4)
+    v.requires_grad_()
+    out = locant.attend(q, k, v, scheme, dropout=0.4, impl="fused")
+    grad = torch.randn_like(out)
+    (dv,) = torch.autograd.grad(out, v, grad)
+    torch.testing.assert_close((dv * v).sum(), (out * grad).sum(), rtol=1e-4, atol=1e-3)
+
+
+def test_compiled():
+    torch.compiler.reset()
+    torch.manual_seed(1)
+    scheme, (q, k, v) = everything(), tensors(1, 2, 2, 40, 40, 4)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    compiled = torch.compile(
+        lambda q, k, v: locant.attend(q, k, v, scheme, causal=True, impl="fused"), backend="aot_eager", fullgraph=True
+    )
+    ours = torch.autograd.grad(compiled(*leaves).square().sum(), [*leaves, *scheme.parameters()])
+    plain = torch.autograd.grad(
+        locant.attend(*leaves, scheme, causal=True, impl="eager").square().sum(), [*leaves, *scheme.parameters()]
+    )
+    for x, y in zip(ours, plain, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3)

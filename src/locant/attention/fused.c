@@ -12,6 +12,10 @@
    each token. Column 0 of the tables is for r = first_offset. An offset beyond either end of the tables takes the
    column at that end.
 
+   With distant rotations (left, right, distant) the content product depends on the offset: left_i·distant_j where
+   r < −distance, right_i·distant_j where r > distance, and q_i·k_j between. A tile computes the products that its pairs
+   need, one of them in most tiles, and selects.
+
    A tile is n ≤ TILE queries by m ≤ TILE keys; i counts its queries and j its keys. There are four kinds of tiles:
 
      SKIP     no query may attend to a key (mask, lowest, highest): nothing to compute.
@@ -323,6 +327,7 @@ typedef struct {
   Int query_dim, key_dim;    /* of p and t, and of the tables they meet */
   Int columns, first_offset; /* of the tables */
   Int lowest, highest;       /* the offsets r that are visible; the least and the largest Int where there is no limit */
+  Int distance;              /* of distant rotations */
   Int bf16, raw_q_bf16, raw_k_bf16; /* what is not in bfloat16 is in float32 */
   Int threads;
   Int vector_gain; /* gain is [heads, columns, head_dim], not [heads, columns] */
@@ -330,7 +335,8 @@ typedef struct {
   double scale, dropout;
   double softcap; /* 0 if there is none */
   View q, k, v;
-  View raw_q, raw_k;                        /* p and t; data NULL where they are q and k */
+  View raw_q, raw_k;         /* p and t; data NULL where they are q and k */
+  View left, right, distant; /* queries and keys of distant rotations, as q and k; data NULL if there are none */
   View query_level, key_level, temperature; /* e, d, τ: [batch, heads, tokens], float64; data NULL if not used */
   View out;                                 /* float32, whatever the rest is: the backward pass starts from it */
   View mask;                                /* bytes, strides 0 where it broadcasts; data NULL if there is none */
@@ -342,7 +348,7 @@ typedef struct {
   float *lse; /* [batch, heads, queries, 2]: the largest logit, and the logarithm of Σ_j exp(logit − largest); the sink
                  is one of the logits */
   View grad; /* of the output, float32 */
-  View dq, dk, dv, draw_q, draw_k, dquery_level, dkey_level, dtemperature;
+  View dq, dk, dv, draw_q, draw_k, dleft, dright, ddistant, dquery_level, dkey_level, dtemperature;
   float *dbias, *dgain, *dquery, *dkey, *dvalue, *dlevel; /* as the tables; zero on entry */
   float *dsinks;                                          /* [batch, heads], to be summed over the batch */
 } Call;
@@ -553,9 +559,13 @@ static void find_spans(const Int *pos, Int n, Span *spans) {
 
 typedef enum { SKIP, FAR, BAND, SCATTER } Kind;
 
+/* Which queries and keys a content product is made of */
+typedef enum { NEAR = 1, LEFT = 2, RIGHT = 4 } Part;
+
 typedef struct {
   Kind kind;
   int some_hidden; /* some pair is not visible */
+  int parts;       /* that visible pairs need, as bits; perhaps one more in a SCATTER tile */
   Int b, h;        /* sequence and query head */
   Int first_query, queries, first_key, keys;
   Int column;               /* BAND: of the pair (0, 0). FAR: of every pair. Counted with COLUMN_PADDING. */
@@ -585,6 +595,25 @@ static Int count_allowed(const Call *call, const Tile *tile, Int *of) {
   return allowed;
 }
 
+/* The parts of pairs with offsets from least to largest */
+INLINE int parts_between(const Call *call, Int least, Int largest) {
+  if (!call->distant.data) return NEAR;
+  return (least < -call->distance ? LEFT : 0) | (largest > call->distance ? RIGHT : 0) |
+         (largest >= -call->distance && least <= call->distance ? NEAR : 0);
+}
+
+/* to[i][j] = from[i][j] for the pairs of one part; 0 for the others if `clear`, unchanged if not */
+static void select_part(const Call *call, const Tile *tile, int part, const float *from, float *to, int clear) {
+  for (Int i = 0; i < tile->queries; i++)
+    for (Int j = 0; j < tile->keys; j++) {
+      const Int at = i * TILE_STRIDE + j, r = tile->k_pos[j] - tile->q_pos[i];
+      if (parts_between(call, r, r) == part)
+        to[at] = from[at];
+      else if (clear)
+        to[at] = 0;
+    }
+}
+
 /* The tile that begins at a query and a key, with its kind */
 static Tile make_tile(const Call *call, Int b, Int h, Int first_query, Int first_key, const Span *q_spans,
                       const Span *k_spans) {
@@ -601,6 +630,7 @@ static Tile make_tile(const Call *call, Int b, Int h, Int first_query, Int first
   const Int least = k->min - q->max, largest = k->max - q->min; /* of the offsets of the tile */
   if (least > call->highest || largest < call->lowest) return tile;
   tile.some_hidden = least < call->lowest || largest > call->highest;
+  tile.parts = parts_between(call, max_of(least, call->lowest), min_of(largest, call->highest));
   if (call->mask.data) {
     Int pairs;
     const Int allowed = count_allowed(call, &tile, &pairs);
@@ -640,6 +670,7 @@ INLINE vec numbers_at(const Call *call, const Tile *tile, const float *table, In
 /* The tensors that a tile is computed from; pointers are to the tile's own first row */
 typedef struct {
   const float *q, *k;                         /* rows of HEAD_WIDTH */
+  const float *left, *right, *distant_panels; /* as q and k_panels; NULL if there are none */
   const float *raw_q, *raw_k;                 /* rows of QUERY_WIDTH and of KEY_WIDTH */
   const float *k_panels;                      /* [m / PANEL][d][PANEL] */
   const float *far_query_term[2];             /* raw_q · query at either end of the table */
@@ -665,10 +696,19 @@ INLINE vec finish(const Operands *in, Int i, Int j, const int levels, vec level,
   return x * in->temperature[i];
 }
 
-/* tile = q · kᵀ */
+/* tile = q · kᵀ, each pair with the queries and keys of its part. The first part fills the tile, the others replace their
+   pairs in it. */
 static void content_products(const Call *call, const Tile *tile, const float *q, const Operands *in, float *logits) {
-  product(tile->queries, round_up(tile->keys, PANEL) / PANEL, call->head_dim, q, HEAD_WIDTH(call), 1, in->k_panels,
-          PANEL, call->head_dim * PANEL, logits, TILE_STRIDE, 0);
+  float *to = logits;
+  for (int part = NEAR; part <= RIGHT; part *= 2) {
+    if (!(tile->parts & part)) continue;
+    const float *queries = part == NEAR ? q : part == LEFT ? in->left : in->right;
+    const float *keys = part == NEAR ? in->k_panels : in->distant_panels;
+    product(tile->queries, round_up(tile->keys, PANEL) / PANEL, call->head_dim, queries, HEAD_WIDTH(call), 1, keys,
+            PANEL, call->head_dim * PANEL, to, TILE_STRIDE, 0);
+    if (to != logits) select_part(call, tile, part, to, logits, 0);
+    to = in->transposed; /* not in use yet */
+  }
 }
 
 /* `content`, if not NULL, gets a copy of the content products before a scalar gain: its gradient needs them */
@@ -916,6 +956,7 @@ typedef struct {
   float *key_level[2];                                        /* of a head */
   float *q, *raw_q, *far_query_term[2], *out, *largest, *sum; /* of the queries of a tile */
   float *query_level[2], *temperature;                        /* of the queries of a tile */
+  float *distant, *distant_panels, *left, *right;             /* of a head, and of the queries of a tile */
   float *logits, *weights, *transposed, *scaled_q;            /* of a tile */
   Span *q_spans, *k_spans;
 } Forward;
@@ -932,6 +973,11 @@ static void allocate_forward(const Call *call, Arena *arena, Forward *work) {
   for (int part = 0; part < 2 && HAS_LEVELS(call); part++)
     work->key_level[part] = allocate(arena, keys), work->query_level[part] = allocate(arena, TILE);
   if (call->temperature.data) work->temperature = allocate(arena, TILE);
+  if (call->distant.data) {
+    work->distant = allocate(arena, keys * width), work->distant_panels = allocate(arena, keys * call->head_dim);
+    work->left = allocate(arena, (TILE + BLOCK_ROWS) * width);
+    work->right = allocate(arena, (TILE + BLOCK_ROWS) * width);
+  }
   work->q = allocate(arena, (TILE + BLOCK_ROWS) * width);
   work->raw_q = call->raw_q.data ? allocate(arena, (TILE + BLOCK_ROWS) * QUERY_WIDTH(call)) : work->q;
   work->out = allocate(arena, TILE * value_width);
@@ -1008,6 +1054,10 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
   if (call->raw_q.data)
     read_rows(&call->raw_q, call->raw_q_bf16, b, h, first_query, n, call->query_dim, QUERY_WIDTH(call), work->raw_q);
   if (tables->query_rows) far_terms(call, n, QUERY_WIDTH(call), work->raw_q, tables->query_rows, work->far_query_term);
+  if (call->distant.data) {
+    read_rows(&call->left, call->bf16, b, h, first_query, n, call->head_dim, width, work->left);
+    read_rows(&call->right, call->bf16, b, h, first_query, n, call->head_dim, width, work->right);
+  }
   if (call->query_level.data)
     read_numbers(&call->query_level, b, h, first_query, n, work->query_level[0], work->query_level[1]);
   if (call->temperature.data) read_numbers(&call->temperature, b, h, first_query, n, work->temperature, NULL);
@@ -1021,6 +1071,9 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
         .q = work->q,
         .raw_q = work->raw_q,
         .k_panels = work->k_panels + first_key * call->head_dim,
+        .left = work->left,
+        .right = work->right,
+        .distant_panels = OFFSET(work->distant_panels, first_key * call->head_dim),
         .k = work->k + first_key * width,
         .raw_k = work->raw_k + first_key * KEY_WIDTH(call),
         .far_query_term = {work->far_query_term[0], work->far_query_term[1]},
@@ -1057,6 +1110,10 @@ static void read_keys(const Call *call, Int b, Int kv, Forward *work) {
     read_rows(&call->raw_k, call->raw_k_bf16, b, kv, 0, call->keys, call->key_dim, KEY_WIDTH(call), work->raw_k);
   read_rows(&call->v, call->bf16, b, kv, 0, call->keys, call->value_dim, VALUE_WIDTH(call), work->v);
   into_panels(call->keys, call->head_dim, width, work->k, work->k_panels);
+  if (call->distant.data) {
+    read_rows(&call->distant, call->bf16, b, kv, 0, call->keys, call->head_dim, width, work->distant);
+    into_panels(call->keys, call->head_dim, width, work->distant, work->distant_panels);
+  }
   find_spans(call->q_pos + b * call->q_pos_stride, call->queries, work->q_spans);
   find_spans(call->k_pos + b * call->k_pos_stride, call->keys, work->k_spans);
 }
@@ -1145,6 +1202,8 @@ typedef struct {
   float *q, *raw_q, *grad, *dq, *draw_q, *delta, *lse, *far_query_term[2], *far_value_term[2]; /* of a head */
   float *logits, *content, *weights, *dlogits, *transposed, *scaled_q, *rows;                  /* of a tile */
   float *query_level[2], *key_level[2], *temperature;                                          /* of a head */
+  float *distant, *ddistant, *distant_panels;                                                  /* of a k/v head */
+  float *left, *right, *dleft, *dright;                                                        /* of a head */
   double *dquery_level, *dkey_level, *dtemperature;                                            /* of a head */
   float *untempered;                                                                           /* of a tile */
   float *column_sum;                                                                           /* one row of a table */
@@ -1178,6 +1237,12 @@ static void allocate_backward(const Call *call, Arena *arena, Backward *work) {
   work->logits = allocate(arena, TILE_FLOATS), work->content = allocate(arena, TILE_FLOATS);
   work->transposed = allocate(arena, TILE_FLOATS);
   work->weights = allocate(arena, TILE_FLOATS), work->dlogits = allocate(arena, TILE_FLOATS);
+  if (call->distant.data) {
+    work->distant = allocate(arena, keys * width), work->ddistant = allocate(arena, keys * width);
+    work->distant_panels = allocate(arena, keys * call->head_dim);
+    work->left = allocate(arena, queries * width), work->dleft = allocate(arena, queries * width);
+    work->right = allocate(arena, queries * width), work->dright = allocate(arena, queries * width);
+  }
   for (int part = 0; part < 2 && HAS_LEVELS(call); part++)
     work->query_level[part] = allocate(arena, queries), work->key_level[part] = allocate(arena, keys);
   if (HAS_LEVELS(call)) {
@@ -1487,6 +1552,25 @@ static void scalar_gain_gradients(const Call *call, const Tile *tile, Backward *
     }
 }
 
+/* The gradients of the queries and keys of the content products, of each part from its own pairs */
+static void content_gradients(const Call *call, const Tile *tile, Backward *work) {
+  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call);
+  const Int query = tile->first_query * width, key = tile->first_key * width;
+  for (int part = NEAR; part <= RIGHT; part *= 2) {
+    if (!(tile->parts & part)) continue;
+    const float *q = part == NEAR ? work->q : part == LEFT ? work->left : work->right;
+    const float *k = part == NEAR ? work->k : work->distant, *w = INTERIOR(work->dlogits);
+    float *dq = part == NEAR ? work->dq : part == LEFT ? work->dleft : work->dright;
+    float *dk = part == NEAR ? work->dk : work->ddistant;
+    if (tile->parts != part) {
+      select_part(call, tile, part, w, INTERIOR(work->transposed), 1);
+      w = INTERIOR(work->transposed);
+    }
+    product(n, width / PANEL, m, w, TILE_STRIDE, 1, k + key, width, PANEL, dq + query, width, 1);
+    product(m, width / PANEL, n, w, 1, TILE_STRIDE, q + query, width, PANEL, dk + key, width, 1);
+  }
+}
+
 static void backward_tile(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
                           TableGradients *grads) {
   const Int n = tile->queries, m = tile->keys, first_query = tile->first_query, first_key = tile->first_key;
@@ -1496,6 +1580,9 @@ static void backward_tile(const Call *call, const Tile *tile, Backward *work, co
       .q = work->q + first_query * width,
       .raw_q = work->raw_q + first_query * QUERY_WIDTH(call),
       .k_panels = work->k_panels + first_key * call->head_dim,
+      .left = OFFSET(work->left, first_query * width),
+      .right = OFFSET(work->right, first_query * width),
+      .distant_panels = OFFSET(work->distant_panels, first_key * call->head_dim),
       .k = work->k + first_key * width,
       .raw_k = work->raw_k + first_key * KEY_WIDTH(call),
       .far_query_term = {work->far_query_term[0] + first_query, work->far_query_term[1] + first_query},
@@ -1531,10 +1618,7 @@ static void backward_tile(const Call *call, const Tile *tile, Backward *work, co
     return;
   }
   if (tables->gain) scalar_gain_gradients(call, tile, work, tables, grads);
-  product(n, width / PANEL, m, dlogits, TILE_STRIDE, 1, operands.k, width, PANEL, work->dq + first_query * width, width,
-          1);
-  product(m, width / PANEL, n, dlogits, 1, TILE_STRIDE, operands.q, width, PANEL, work->dk + first_key * width, width,
-          1);
+  content_gradients(call, tile, work);
 }
 
 /* −Σ_i (weight of the sink) · delta_i, over the queries of a head */
@@ -1569,6 +1653,12 @@ static void backward_head(const Call *call, Int b, Int h, Backward *work, const 
   read_rows(&call->q, call->bf16, b, h, 0, queries, d, width, work->q);
   if (call->raw_q.data)
     read_rows(&call->raw_q, call->raw_q_bf16, b, h, 0, queries, query_dim, query_width, work->raw_q);
+  if (call->distant.data) {
+    read_rows(&call->left, call->bf16, b, h, 0, queries, d, width, work->left);
+    read_rows(&call->right, call->bf16, b, h, 0, queries, d, width, work->right);
+    memset(work->dleft, 0, (size_t)(4 * queries * width));
+    memset(work->dright, 0, (size_t)(4 * queries * width));
+  }
   read_head_numbers(call, b, h, work);
   read_rows(&call->grad, 0, b, h, 0, queries, call->value_dim, value_width, work->grad);
   memcpy(work->lse, call->lse + (b * call->heads + h) * queries * 2, (size_t)(8 * queries));
@@ -1589,6 +1679,10 @@ static void backward_head(const Call *call, Int b, Int h, Backward *work, const 
       const Tile tile = make_tile(call, b, h, first_query, first_key, work->q_spans, work->k_spans);
       if (tile.kind != SKIP) backward_tile(call, &tile, work, tables, &work->head_grads);
     }
+  if (call->distant.data) {
+    write_rows(&call->dleft, call->bf16, b, h, 0, queries, d, width, work->dleft);
+    write_rows(&call->dright, call->bf16, b, h, 0, queries, d, width, work->dright);
+  }
   write_head_numbers(call, b, h, work);
   write_rows(&call->dq, call->bf16, b, h, 0, queries, d, width, work->dq);
   if (call->raw_q.data)
@@ -1643,6 +1737,11 @@ static void backward_task(const Call *call, Int b, Int kv, Int thread, Backward 
   read_rows(&call->k, call->bf16, b, kv, 0, keys, d, width, work->k);
   if (call->raw_k.data) read_rows(&call->raw_k, call->raw_k_bf16, b, kv, 0, keys, key_dim, key_width, work->raw_k);
   into_panels(keys, d, width, work->k, work->k_panels);
+  if (call->distant.data) {
+    read_rows(&call->distant, call->bf16, b, kv, 0, keys, d, width, work->distant);
+    into_panels(keys, d, width, work->distant, work->distant_panels);
+    memset(work->ddistant, 0, (size_t)(4 * keys * width));
+  }
   read_rows(&call->v, call->bf16, b, kv, 0, keys, dv, value_width, work->dv); /* its memory is not in use yet */
   into_panels(keys, dv, value_width, work->dv, work->v_panels);
   find_spans(call->q_pos + b * call->q_pos_stride, call->queries, work->q_spans);
@@ -1657,6 +1756,7 @@ static void backward_task(const Call *call, Int b, Int kv, Int thread, Backward 
     move_table_gradients(call, &work->head_grads, &grads);
   }
   write_rows(&call->dk, call->bf16, b, kv, 0, keys, d, width, work->dk);
+  if (call->distant.data) write_rows(&call->ddistant, call->bf16, b, kv, 0, keys, d, width, work->ddistant);
   if (call->raw_k.data) write_rows(&call->draw_k, call->raw_k_bf16, b, kv, 0, keys, key_dim, key_width, work->draw_k);
   write_rows(&call->dv, call->bf16, b, kv, 0, keys, dv, value_width, work->dv);
 }

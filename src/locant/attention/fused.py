@@ -44,6 +44,9 @@ class Call(NamedTuple):
     v: Tensor  # [B, Hkv, Lk, Dv]
     raw_q: Tensor | None  # [B, H, Lq, P], the vectors that the table `query` meets; None: q
     raw_k: Tensor | None  # [B, Hkv, Lk, T], the vectors that the table `key` meets; None: k
+    left: Tensor | None  # [B, H, Lq, D], the queries and keys of the content product at a distance (`terms.Far`)
+    right: Tensor | None  # [B, H, Lq, D]
+    distant: Tensor | None  # [B, Hkv, Lk, D]
     query_level: Tensor | None  # [B, H, Lq], float64, as are the next two
     key_level: Tensor | None  # [B, H, Lk]
     temperature: Tensor | None  # [B, H, Lq]
@@ -59,6 +62,7 @@ class Call(NamedTuple):
     mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]
     seed: Tensor  # [1], int64; of the dropout
     first_offset: int  # the offset of column 0
+    distance: int  # beyond it the content product is that of left, right and distant
     scale: float
     softcap: float | None
     lowest: int | None  # the offsets that are visible, from lowest to highest; None: no limit
@@ -75,7 +79,7 @@ SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in FIELD_TYPES.
 TENSORS = tuple(name for name, kind in FIELD_TYPES.items() if kind in (Tensor, Tensor | None))
 TABLES = ("bias", "gain", "query", "key", "value", "level")
 NUMBERS = ("query_level", "key_level", "temperature")
-CONTENT = ("q", "k", "v", "raw_q", "raw_k", *NUMBERS)
+CONTENT = ("q", "k", "v", "raw_q", "raw_k", "left", "right", "distant", *NUMBERS)
 IF_WANTED = (*TABLES, "sinks")
 WITH_GRADIENT = (*CONTENT, *IF_WANTED)
 """The order of the gradients that `backward` returns."""
@@ -84,26 +88,10 @@ NO_GRADIENTS = Call(*(None for _ in Call._fields))  # type: ignore[arg-type]
 
 def make_call(request: Request) -> Call:
     """The call that computes a request."""
-    (q, k), v = request.rotated, request.v
-    raw_q, raw_k = (None if x is None else x.float() for x in (request.sides.query, request.sides.key))
-    if raw_k is not None:  # it has all heads
-        k, v = (x.repeat_interleave(request.q.shape[1] // request.k.shape[1], dim=1) for x in (k, v))
-    if q is not request.q or request.rotated[1] is not request.k:
-        # rotate may widen, in dtype (not beyond float32, see `choice.fused_unsupported`) and in size
-        dtype = request.content_dtype
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        if request.terms.query is not None and raw_q is None:
-            raw_q = request.q.to(dtype)
-        if request.terms.key is not None and raw_k is None:
-            raw_k = request.k.to(dtype)
     b, h = request.q.shape[:2]
     numbers = {name: getattr(request.sides, name) for name in NUMBERS}
     return Call(
-        q=q,
-        k=k,
-        v=v,
-        raw_q=raw_q,
-        raw_k=raw_k,
+        **_content(request),
         **{name: None if x is None else x.double().expand(b, h, -1) for name, x in numbers.items()},
         **{name: getattr(request.terms, name) for name in TABLES},
         sinks=request.sinks,
@@ -112,12 +100,44 @@ def make_call(request: Request) -> Call:
         mask=request.mask,
         seed=torch.randint(2**62, (1,)) if request.dropout else torch.zeros(1, dtype=torch.int64),
         first_offset=request.offsets.lo,
+        distance=0 if request.far is None else request.far.window,
         scale=request.scale,
         softcap=request.softcap,
         lowest=request.limits[0],
         highest=request.limits[1],
         dropout=request.dropout,
     )
+
+
+def _content(request: Request) -> dict[str, Tensor | None]:
+    """The queries, keys and values of a call, by name.
+
+    They have one dtype, that of the widest rotation: not beyond float32, see `choice.fused_unsupported`. Side vectors
+    are in float32.
+    """
+    (q, k), far, sides, terms = request.rotated, request.far, request.sides, request.terms
+    rotated = q is not request.q or k is not request.k
+    found: dict[str, Tensor | None] = {
+        "q": q,
+        "k": k,
+        "v": request.v,
+        "raw_q": request.q if rotated and terms.query is not None else None,
+        "raw_k": request.k if rotated and terms.key is not None else None,
+        "left": None if far is None else far.left,
+        "right": None if far is None else far.right,
+        "distant": None if far is None else far.keys,
+    }
+    dtype = request.content_dtype
+    found = {name: None if x is None else x.to(dtype) for name, x in found.items()}
+    if sides.query is not None:
+        found["raw_q"] = sides.query.float()
+    if sides.key is not None:  # it has all heads
+        groups = q.shape[1] // k.shape[1]
+        found |= {
+            name: x.repeat_interleave(groups, dim=1) for name in ("k", "v", "distant") if (x := found[name]) is not None
+        }
+        found["raw_k"] = sides.key.float()
+    return found
 
 
 # ------------------------------------------------------------------------------------------------- operators
@@ -296,7 +316,7 @@ class _View(ctypes.Structure):
 
 
 _SIZES = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "query_dim", "key_dim", "columns",
-          "first_offset", "lowest", "highest", "bf16", "raw_q_bf16", "raw_k_bf16", "threads", "vector_gain",
+          "first_offset", "lowest", "highest", "distance", "bf16", "raw_q_bf16", "raw_k_bf16", "threads", "vector_gain",
           "seed")  # fmt: skip
 
 
@@ -338,7 +358,8 @@ class _Kernel:
         c.batch, c.heads, c.queries, c.head_dim = b, h, lq, d
         c.kv_heads, c.keys, c.value_dim = call.k.shape[1], lk, call.v.shape[3]
         c.columns = next((x.shape[1] for x in tables.values()), 1)
-        c.first_offset, c.seed, c.scale, c.dropout = call.first_offset, int(call.seed), call.scale, call.dropout
+        c.first_offset, c.distance, c.seed = call.first_offset, call.distance, int(call.seed)
+        c.scale, c.dropout = call.scale, call.dropout
         c.lowest = -(2**63) if call.lowest is None else call.lowest
         c.highest = 2**63 - 1 if call.highest is None else call.highest
         raw_q, raw_k = (call.q if call.raw_q is None else call.raw_q), (call.k if call.raw_k is None else call.raw_k)

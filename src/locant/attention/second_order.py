@@ -19,7 +19,7 @@ from locant.attention import eager
 from locant.attention.offsets import Offsets
 from locant.attention.request import Request
 from locant.schemes.nope import Nope
-from locant.terms import Sides, Terms
+from locant.terms import Far, Sides, Terms
 
 WIDE = torch.float64
 
@@ -77,8 +77,13 @@ def output_of_call(call: Any, tensors: Mapping[str, Tensor], kept: Tensor | None
         sinks=tensors.get("sinks"), dropout=0.0, need_weights=False,
     )  # fmt: skip
     groups = call.q.shape[1] // call.k.shape[1]
-    keys = {name: tensors[name].repeat_interleave(groups, dim=1) for name in ("k", "v", "raw_k") if name in tensors}
+    keys = {
+        name: tensors[name].repeat_interleave(groups, dim=1)
+        for name in ("k", "v", "raw_k", "distant")
+        if name in tensors
+    }
     raw_q, raw_k = tensors.get("raw_q", tensors["q"]), keys.get("raw_k", keys["k"])
-    content = eager.Content(tensors["q"], keys["k"])
+    far = Far(call.distance, tensors["left"], tensors["right"], keys["distant"]) if "distant" in tensors else None
+    content = eager.Content(tensors["q"], keys["k"], far)
     out, _ = eager.attend_rows(request, slice(None), raw_q, raw_k, keys["v"], content, kept=kept)
     return out
