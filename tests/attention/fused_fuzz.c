@@ -35,13 +35,13 @@ static float random_real(void) { return (float)random_bits() / 1073741824.0f - 1
 
 /* The blocks of one call */
 typedef struct {
-  void *blocks[64];
+  void *blocks[128];
   int count;
 } Memory;
 
 static void *block(Memory *memory, Int bytes) {
   void *p = malloc((size_t)bytes);
-  if (!p || memory->count == 64) exit(2);
+  if (!p || memory->count == 128) exit(2);
   return memory->blocks[memory->count++] = p;
 }
 static double *zeros(Memory *memory, Int n) { return memset(block(memory, 8 * n), 0, (size_t)(8 * n)); }
@@ -84,6 +84,22 @@ static View random_tensor(Memory *memory, Shape s, int bf16) {
   return v;
 }
 
+/* Numbers [batch, heads, tokens] in double, about as large as `size`; sometimes one for all heads or sequences */
+static View random_numbers(Memory *memory, Shape s, double around, double size) {
+  View v = random_layout(s);
+  double *x = v.data = block(memory, 8 * (last_element(&v, s) + 1));
+  for (Int i = 0; i <= last_element(&v, s); i++) x[i] = around + size * random_real();
+  for (int i = 0; i < 2; i++)
+    if (one_in(3)) v.stride[i] = 0;
+  return v;
+}
+
+static View uninitialised_numbers(Memory *memory, Shape s) {
+  View v = random_layout(s);
+  v.data = block(memory, 8 * (last_element(&v, s) + 1));
+  return v;
+}
+
 static float *random_table(Memory *memory, Int n, float around) {
   float *t = block(memory, 4 * n);
   for (Int i = 0; i < n; i++) t[i] = around + 0.7f * random_real();
@@ -95,6 +111,10 @@ static float *random_table(Memory *memory, Int n, float around) {
 static Shape like_q(const Call *c) { return (Shape){{c->batch, c->heads, c->queries, c->head_dim}}; }
 static Shape like_k(const Call *c) { return (Shape){{c->batch, c->kv_heads, c->keys, c->head_dim}}; }
 static Shape like_v(const Call *c) { return (Shape){{c->batch, c->kv_heads, c->keys, c->value_dim}}; }
+static Shape like_p(const Call *c) { return (Shape){{c->batch, c->heads, c->queries, c->query_dim}}; }
+static Shape like_t(const Call *c) { return (Shape){{c->batch, c->kv_heads, c->keys, c->key_dim}}; }
+static Shape by_query(const Call *c) { return (Shape){{c->batch, c->heads, c->queries, 1}}; }
+static Shape by_key(const Call *c) { return (Shape){{c->batch, c->heads, c->keys, 1}}; }
 static Shape like_out(const Call *c) { return (Shape){{c->batch, c->heads, c->queries, c->value_dim}}; }
 
 static Int random_length(void) {
@@ -171,22 +191,38 @@ static Call random_call(Memory *memory) {
   Call c = {0};
   random_sizes(&c);
   const int bf16 = (int)c.bf16;
-  c.has_raw = random_bits() % 2;
+  c.query_dim = c.key_dim = c.head_dim, c.raw_q_bf16 = c.raw_k_bf16 = bf16;
   c.q = random_tensor(memory, like_q(&c), bf16), c.k = random_tensor(memory, like_k(&c), bf16);
   c.v = random_tensor(memory, like_v(&c), bf16), c.grad = random_tensor(memory, like_out(&c), 0);
-  c.raw_q = c.has_raw ? random_tensor(memory, like_q(&c), bf16) : c.q;
-  c.raw_k = c.has_raw ? random_tensor(memory, like_k(&c), bf16) : c.k;
+  if (one_in(2)) {
+    c.query_dim = one_in(4) ? c.head_dim : between(1, 40), c.raw_q_bf16 = one_in(4);
+    c.raw_q = random_tensor(memory, like_p(&c), (int)c.raw_q_bf16);
+  }
+  if (one_in(2)) {
+    c.key_dim = one_in(4) ? c.head_dim : between(1, 40), c.raw_k_bf16 = one_in(4);
+    c.raw_k = random_tensor(memory, like_t(&c), (int)c.raw_k_bf16);
+  }
   random_positions(&c, memory);
   random_mask(&c, memory);
   c.vector_gain = random_bits() % 2;
+  if (one_in(3)) { /* distant rotations, which do not fit a gain per coordinate */
+    c.distance = ONE_OF(0, 1, 5, 30, 127, 128, 200), c.vector_gain = 0;
+    c.left = random_tensor(memory, like_q(&c), bf16), c.right = random_tensor(memory, like_q(&c), bf16);
+    c.distant = random_tensor(memory, like_k(&c), bf16);
+  }
+  const double apart = one_in(3) ? 1e6 : 0; /* levels that are large and nearly cancel */
+  if (one_in(3)) c.query_level = random_numbers(memory, by_query(&c), apart, 2);
+  if (apart > 0 ? c.query_level.data != NULL : one_in(3)) c.key_level = random_numbers(memory, by_key(&c), -apart, 2);
+  if (one_in(3)) c.temperature = random_numbers(memory, by_query(&c), one_in(4) ? 0 : 1, 1);
 #define TABLE(name, size, around, odds)                                                                                \
   c.name##_heads = one_in(2) ? c.heads : 1;                                                                            \
   if (one_in(odds)) c.name = random_table(memory, c.name##_heads * c.columns * (size), around);
   TABLE(bias, 1, 0, 2)
   TABLE(gain, c.vector_gain ? c.head_dim : 1, 1, 2)
-  TABLE(query, c.head_dim, 0, 2)
-  TABLE(key, c.head_dim, 0, 2)
+  TABLE(query, c.query_dim, 0, 2)
+  TABLE(key, c.key_dim, 0, 2)
   TABLE(value, c.value_dim, 0, 2)
+  TABLE(level, 1, 1, 2)
 #undef TABLE
   if (one_in(3)) c.softcap = (double)ONE_OF(1, 3, 10, 100) / 2;
   if (one_in(3)) {
@@ -206,8 +242,15 @@ static void make_outputs(Call *c, Memory *memory) {
   c->lse = block(memory, 8 * c->batch * c->heads * c->queries);
   c->dq = uninitialised(memory, like_q(c), bf16), c->dk = uninitialised(memory, like_k(c), bf16);
   c->dv = uninitialised(memory, like_v(c), bf16);
-  if (c->has_raw)
-    c->draw_q = uninitialised(memory, like_q(c), bf16), c->draw_k = uninitialised(memory, like_k(c), bf16);
+  if (c->distant.data) {
+    c->dleft = uninitialised(memory, like_q(c), bf16), c->dright = uninitialised(memory, like_q(c), bf16);
+    c->ddistant = uninitialised(memory, like_k(c), bf16);
+  }
+  if (c->query_level.data) c->dquery_level = uninitialised_numbers(memory, by_query(c));
+  if (c->key_level.data) c->dkey_level = uninitialised_numbers(memory, by_key(c));
+  if (c->temperature.data) c->dtemperature = uninitialised_numbers(memory, by_query(c));
+  if (c->raw_q.data) c->draw_q = uninitialised(memory, like_p(c), (int)c->raw_q_bf16);
+  if (c->raw_k.data) c->draw_k = uninitialised(memory, like_t(c), (int)c->raw_k_bf16);
 #define GRADIENT(name, size)                                                                                           \
   if (c->name && !one_in(6)) {                                                                                         \
     c->d##name = block(memory, 4 * TABLE_SIZE(c, name, size));                                                         \
@@ -215,9 +258,10 @@ static void make_outputs(Call *c, Memory *memory) {
   }
   GRADIENT(bias, 1)
   GRADIENT(gain, GAIN_SIZE(c))
-  GRADIENT(query, c->head_dim)
-  GRADIENT(key, c->head_dim)
+  GRADIENT(query, c->query_dim)
+  GRADIENT(key, c->key_dim)
   GRADIENT(value, c->value_dim)
+  GRADIENT(level, 1)
 #undef GRADIENT
   if (c->sinks && !one_in(6)) c->dsinks = block(memory, 4 * c->batch * c->heads);
 }
@@ -236,7 +280,9 @@ typedef struct {
   const Call *call;
   double *q, *k, *v, *raw_q, *raw_k, *grad; /* contiguous */
   double *weight, *factor;                  /* of the keys of one query: softmax, dropout */
-  Sums out, dq, dk, dv, draw_q, draw_k, dbias, dgain, dquery, dkey, dvalue, dsinks;
+  double *left, *right, *distant, *query_level, *key_level, *temperature;
+  Sums out, dq, dk, dv, draw_q, draw_k, dbias, dgain, dquery, dkey, dvalue, dlevel, dsinks;
+  Sums dleft, dright, ddistant, dquery_level, dkey_level, dtemperature;
   double *slope, *sink; /* of the keys of one query: the derivative of the cap; and the weight of its sink */
 } Reference;
 
@@ -252,21 +298,47 @@ static double *in_double(Memory *memory, const View *v, Shape s, int bf16) {
   return x;
 }
 
+static double *numbers_in_double(Memory *memory, const View *v, Shape s) {
+  double *x = zeros(memory, s.n[0] * s.n[1] * s.n[2]);
+  Int at = 0;
+  for (Int a = 0; a < s.n[0]; a++)
+    for (Int b = 0; b < s.n[1]; b++)
+      for (Int i = 0; i < s.n[2]; i++)
+        x[at++] = ((const double *)v->data)[a * v->stride[0] + b * v->stride[1] + i * v->stride[2]];
+  return x;
+}
+
+static void refer_to_numbers(Reference *r, const Call *c, Memory *memory) {
+  const Int queries = c->batch * c->heads * c->queries, keys = c->batch * c->heads * c->keys;
+  if (c->query_level.data) r->query_level = numbers_in_double(memory, &c->query_level, by_query(c));
+  if (c->key_level.data) r->key_level = numbers_in_double(memory, &c->key_level, by_key(c));
+  if (c->temperature.data) r->temperature = numbers_in_double(memory, &c->temperature, by_query(c));
+  r->dquery_level = make_sums(memory, queries), r->dkey_level = make_sums(memory, keys);
+  r->dtemperature = make_sums(memory, queries), r->dlevel = make_sums(memory, c->heads * c->columns);
+}
+
 static Reference make_reference(const Call *c, Memory *memory) {
   const int bf16 = (int)c->bf16;
   const Int q = c->batch * c->heads * c->queries, k = c->batch * c->kv_heads * c->keys, table = c->heads * c->columns;
   Reference r = {.call = c};
   r.q = in_double(memory, &c->q, like_q(c), bf16), r.k = in_double(memory, &c->k, like_k(c), bf16);
   r.v = in_double(memory, &c->v, like_v(c), bf16), r.grad = in_double(memory, &c->grad, like_out(c), 0);
-  r.raw_q = in_double(memory, &c->raw_q, like_q(c), bf16), r.raw_k = in_double(memory, &c->raw_k, like_k(c), bf16);
+  r.raw_q = c->raw_q.data ? in_double(memory, &c->raw_q, like_p(c), (int)c->raw_q_bf16) : r.q;
+  r.raw_k = c->raw_k.data ? in_double(memory, &c->raw_k, like_t(c), (int)c->raw_k_bf16) : r.k;
   r.weight = zeros(memory, c->keys), r.factor = zeros(memory, c->keys);
   r.slope = zeros(memory, c->keys), r.sink = zeros(memory, 1), r.dsinks = make_sums(memory, c->batch * c->heads);
   r.out = make_sums(memory, q * c->value_dim), r.dv = make_sums(memory, k * c->value_dim);
-  r.dq = make_sums(memory, q * c->head_dim), r.draw_q = make_sums(memory, q * c->head_dim);
-  r.dk = make_sums(memory, k * c->head_dim), r.draw_k = make_sums(memory, k * c->head_dim);
+  r.dq = make_sums(memory, q * c->head_dim), r.dk = make_sums(memory, k * c->head_dim);
+  r.draw_q = c->raw_q.data ? make_sums(memory, q * c->query_dim) : r.dq;
+  r.draw_k = c->raw_k.data ? make_sums(memory, k * c->key_dim) : r.dk;
   r.dbias = make_sums(memory, table), r.dgain = make_sums(memory, table * c->head_dim);
-  r.dquery = make_sums(memory, table * c->head_dim), r.dkey = make_sums(memory, table * c->head_dim);
+  r.dquery = make_sums(memory, table * c->query_dim), r.dkey = make_sums(memory, table * c->key_dim);
   r.dvalue = make_sums(memory, table * c->value_dim);
+  refer_to_numbers(&r, c, memory);
+  if (!c->distant.data) return r;
+  r.left = in_double(memory, &c->left, like_q(c), bf16), r.right = in_double(memory, &c->right, like_q(c), bf16);
+  r.distant = in_double(memory, &c->distant, like_k(c), bf16), r.ddistant = make_sums(memory, k * c->head_dim);
+  r.dleft = make_sums(memory, q * c->head_dim), r.dright = make_sums(memory, q * c->head_dim);
   return r;
 }
 
@@ -299,7 +371,9 @@ static NOT_CHECKED double drop_or_keep(const Call *c, Int b, Int h, Int i, Int j
 
 /* Where pair (i, j) of a head begins in each tensor and table; tables in units of a column */
 typedef struct {
-  Int q, k, v, out, bias, gain, query, key, value;
+  Int q, k, v, p, t, out, bias, gain, query, key, value, level;
+  Int by_query, by_key; /* in numbers of each token and head */
+  Int r;
 } Place;
 
 static NOT_CHECKED Place place_of(const Call *c, Int b, Int h, Int i, Int j) {
@@ -307,8 +381,21 @@ static NOT_CHECKED Place place_of(const Call *c, Int b, Int h, Int i, Int j) {
   const Int key = (b * c->kv_heads + kv) * c->keys + j;
   const Int column = max_of(0, min_of(column_before_clip(c, b, i, j), c->columns - 1));
 #define COLUMN(name) ((c->name##_heads == 1 ? 0 : h) * c->columns + column)
-  return (Place){query * c->head_dim, key * c->head_dim, key * c->value_dim, query * c->value_dim, COLUMN(bias),
-                 COLUMN(gain),        COLUMN(query),     COLUMN(key),        COLUMN(value)};
+  return (Place){.q = query * c->head_dim,
+                 .k = key * c->head_dim,
+                 .v = key * c->value_dim,
+                 .p = query * c->query_dim,
+                 .t = key * c->key_dim,
+                 .out = query * c->value_dim,
+                 .bias = COLUMN(bias),
+                 .gain = COLUMN(gain),
+                 .query = COLUMN(query),
+                 .key = COLUMN(key),
+                 .value = COLUMN(value),
+                 .level = COLUMN(level),
+                 .by_query = query,
+                 .by_key = (b * c->heads + h) * c->keys + j,
+                 .r = c->k_pos[b * c->k_pos_stride + j] - c->q_pos[b * c->q_pos_stride + i]};
 #undef COLUMN
 }
 
@@ -323,15 +410,34 @@ static NOT_CHECKED double value_of(const Reference *r, Place at, Int x, double *
   return v + term;
 }
 
+/* The queries and keys of the content product of a pair, and where their gradients go */
+typedef struct {
+  const double *q, *k;
+  Sums dq, dk;
+} Rotation;
+
+static NOT_CHECKED Rotation rotation_of(const Reference *r, Place at) {
+  if (!r->call->distant.data || (at.r >= -r->call->distance && at.r <= r->call->distance))
+    return (Rotation){r->q, r->k, r->dq, r->dk};
+  if (at.r < 0) return (Rotation){r->left, r->distant, r->dleft, r->ddistant};
+  return (Rotation){r->right, r->distant, r->dright, r->ddistant};
+}
+
+/* e_i + d_j */
+static NOT_CHECKED double levels_of(const Reference *r, Place at) {
+  return (r->query_level ? r->query_level[at.by_query] : 0) + (r->key_level ? r->key_level[at.by_key] : 0);
+}
+
+/* Before the temperature */
 static NOT_CHECKED double logit_of(const Reference *r, Place at) {
   const Call *c = r->call;
+  const Rotation of = rotation_of(r, at);
   double s = 0;
-  for (Int x = 0; x < c->head_dim; x++) {
-    s += r->q[at.q + x] * r->k[at.k + x] * gain_of(c, at, x);
-    if (c->query) s += r->raw_q[at.q + x] * c->query[at.query * c->head_dim + x];
-    if (c->key) s += r->raw_k[at.k + x] * c->key[at.key * c->head_dim + x];
-  }
-  return c->scale * s + (c->bias ? c->bias[at.bias] : 0);
+  for (Int x = 0; x < c->head_dim; x++) s += of.q[at.q + x] * of.k[at.k + x] * gain_of(c, at, x);
+  for (Int x = 0; c->query && x < c->query_dim; x++) s += r->raw_q[at.p + x] * c->query[at.query * c->query_dim + x];
+  for (Int x = 0; c->key && x < c->key_dim; x++) s += r->raw_k[at.t + x] * c->key[at.key * c->key_dim + x];
+  const double level = c->level ? c->level[at.level] : 1;
+  return c->scale * s + (c->bias ? c->bias[at.bias] : 0) + level * levels_of(r, at);
 }
 
 /* The weights and the output of one query */
@@ -340,7 +446,8 @@ static NOT_CHECKED void reference_forward(const Reference *r, Int b, Int h, Int 
   double top = c->sinks ? c->sinks[h] : -INFINITY, total = 0;
   for (Int j = 0; j < c->keys; j++) {
     const int hidden = outside(c, b, i, j) || masked(c, b, h, i, j);
-    double logit = logit_of(r, place_of(c, b, h, i, j));
+    const Place at = place_of(c, b, h, i, j);
+    double logit = logit_of(r, at) * (r->temperature ? r->temperature[at.by_query] : 1);
     r->slope[j] = 1;
     if (c->softcap > 0) {
       const double t = tanh(logit / c->softcap);
@@ -373,23 +480,33 @@ static NOT_CHECKED void reference_forward(const Reference *r, Int b, Int h, Int 
 /* What the gradient of one logit adds to those of q, k and the tables; `d` is that gradient, `size` its size */
 static NOT_CHECKED void reference_logit_gradient(const Reference *r, Place at, double d, double size) {
   const Call *c = r->call;
+  const Rotation of = rotation_of(r, at);
+  if (r->temperature) {
+    const double logit = logit_of(r, at), temperature = r->temperature[at.by_query];
+    add(r->dtemperature, at.by_query, d * logit, size * (fabs(logit) + 1));
+    d *= temperature, size *= fabs(temperature);
+  }
   if (c->bias) add(r->dbias, at.bias, d, size);
+  const double level = c->level ? c->level[at.level] : 1, levels = levels_of(r, at);
+  add(r->dquery_level, at.by_query, d * level, size * fabs(level));
+  add(r->dkey_level, at.by_key, d * level, size * fabs(level));
+  if (c->level) add(r->dlevel, at.level, d * levels, size * fabs(levels));
   d *= c->scale, size *= fabs(c->scale);
   for (Int x = 0; x < c->head_dim; x++) {
-    const double q = r->q[at.q + x], k = r->k[at.k + x], gain = gain_of(c, at, x);
-    add(r->dq, at.q + x, d * k * gain, size * fabs(k * gain));
-    add(r->dk, at.k + x, d * q * gain, size * fabs(q * gain));
+    const double q = of.q[at.q + x], k = of.k[at.k + x], gain = gain_of(c, at, x);
+    add(of.dq, at.q + x, d * k * gain, size * fabs(k * gain));
+    add(of.dk, at.k + x, d * q * gain, size * fabs(q * gain));
     if (c->gain) add(r->dgain, c->vector_gain ? at.gain * c->head_dim + x : at.gain, d * q * k, size * fabs(q * k));
-    if (c->query) {
-      const double a = c->query[at.query * c->head_dim + x], p = r->raw_q[at.q + x];
-      add(c->has_raw ? r->draw_q : r->dq, at.q + x, d * a, size * fabs(a));
-      add(r->dquery, at.query * c->head_dim + x, d * p, size * fabs(p));
-    }
-    if (c->key) {
-      const double a = c->key[at.key * c->head_dim + x], t = r->raw_k[at.k + x];
-      add(c->has_raw ? r->draw_k : r->dk, at.k + x, d * a, size * fabs(a));
-      add(r->dkey, at.key * c->head_dim + x, d * t, size * fabs(t));
-    }
+  }
+  for (Int x = 0; c->query && x < c->query_dim; x++) {
+    const double a = c->query[at.query * c->query_dim + x], p = r->raw_q[at.p + x];
+    add(r->draw_q, at.p + x, d * a, size * fabs(a));
+    add(r->dquery, at.query * c->query_dim + x, d * p, size * fabs(p));
+  }
+  for (Int x = 0; c->key && x < c->key_dim; x++) {
+    const double a = c->key[at.key * c->key_dim + x], t = r->raw_k[at.t + x];
+    add(r->draw_k, at.t + x, d * a, size * fabs(a));
+    add(r->dkey, at.key * c->key_dim + x, d * t, size * fabs(t));
   }
 }
 
@@ -447,18 +564,33 @@ static void compare_table(const float *got, Int n, Sums expected, const char *wh
   for (Int i = 0; got && i < n; i++) compare(got[i], expected, i, 0, what);
 }
 
+static void compare_numbers(Memory *memory, const View *v, Shape s, Sums expected, const char *what) {
+  if (!v->data) return;
+  const double *got = numbers_in_double(memory, v, s);
+  for (Int i = 0; i < s.n[0] * s.n[1] * s.n[2]; i++) compare(got[i], expected, i, 0, what);
+}
+
 static void compare_results(const Call *c, const Reference *r, Memory *memory) {
   const int bf16 = (int)c->bf16;
   compare_tensor(memory, &c->out, like_out(c), 0, r->out, "out");
   compare_tensor(memory, &c->dq, like_q(c), bf16, r->dq, "dq");
   compare_tensor(memory, &c->dk, like_k(c), bf16, r->dk, "dk");
   compare_tensor(memory, &c->dv, like_v(c), bf16, r->dv, "dv");
-  if (c->has_raw) compare_tensor(memory, &c->draw_q, like_q(c), bf16, r->draw_q, "draw_q");
-  if (c->has_raw) compare_tensor(memory, &c->draw_k, like_k(c), bf16, r->draw_k, "draw_k");
+  if (c->raw_q.data) compare_tensor(memory, &c->draw_q, like_p(c), (int)c->raw_q_bf16, r->draw_q, "draw_q");
+  if (c->raw_k.data) compare_tensor(memory, &c->draw_k, like_t(c), (int)c->raw_k_bf16, r->draw_k, "draw_k");
+  if (c->distant.data) {
+    compare_tensor(memory, &c->dleft, like_q(c), bf16, r->dleft, "dleft");
+    compare_tensor(memory, &c->dright, like_q(c), bf16, r->dright, "dright");
+    compare_tensor(memory, &c->ddistant, like_k(c), bf16, r->ddistant, "ddistant");
+  }
+  compare_numbers(memory, &c->dquery_level, by_query(c), r->dquery_level, "dquery_level");
+  compare_numbers(memory, &c->dkey_level, by_key(c), r->dkey_level, "dkey_level");
+  compare_numbers(memory, &c->dtemperature, by_query(c), r->dtemperature, "dtemperature");
+  compare_table(c->dlevel, TABLE_SIZE(c, level, 1), r->dlevel, "dlevel");
   compare_table(c->dbias, TABLE_SIZE(c, bias, 1), r->dbias, "dbias");
   compare_table(c->dgain, TABLE_SIZE(c, gain, GAIN_SIZE(c)), r->dgain, "dgain");
-  compare_table(c->dquery, TABLE_SIZE(c, query, c->head_dim), r->dquery, "dquery");
-  compare_table(c->dkey, TABLE_SIZE(c, key, c->head_dim), r->dkey, "dkey");
+  compare_table(c->dquery, TABLE_SIZE(c, query, c->query_dim), r->dquery, "dquery");
+  compare_table(c->dkey, TABLE_SIZE(c, key, c->key_dim), r->dkey, "dkey");
   compare_table(c->dvalue, TABLE_SIZE(c, value, c->value_dim), r->dvalue, "dvalue");
   compare_table(c->dsinks, c->batch * c->heads, r->dsinks, "dsinks");
 }
@@ -468,24 +600,30 @@ static Int kinds[4]; /* tiles of each kind in all calls */
 /* The kind of a tile, from its pairs. `make_tile` decides it from spans of positions: a tile that it takes for BAND
    instead of FAR gives the right values, but slowly. */
 static void check_tile(const Call *c, const Tile *tile) {
+  int parts = 0;
   Int hidden = 0, future = 0, mask = 0, low = INT64_MAX, high = INT64_MIN, in_order = 1;
   for (Int i = 0; i < tile->queries; i++)
     for (Int j = 0; j < tile->keys; j++) {
       const Int a = tile->first_query + i, b = tile->first_key + j, column = column_before_clip(c, tile->b, a, b);
       const int late = outside(c, tile->b, a, b), out = masked(c, tile->b, tile->h, a, b);
       hidden += late || out, future += late, mask += out;
+      const Int r = column + c->first_offset;
+      if (!late) parts |= !c->distant.data ? NEAR : r < -c->distance ? LEFT : r > c->distance ? RIGHT : NEAR;
       low = min_of(low, column), high = max_of(high, column);
       in_order &= column == column_before_clip(c, tile->b, tile->first_query, tile->first_key) + j - i;
     }
   const Int pairs = tile->queries * tile->keys, ends[2] = {COLUMN_PADDING, COLUMN_PADDING + c->columns - 1};
   Kind kind = in_order ? BAND : SCATTER;
   Int column = in_order ? low + tile->queries - 1 + COLUMN_PADDING : tile->column;
-  if (!(c->bias || c->gain || c->query || c->key || c->value) || high <= 0) kind = FAR, column = ends[0];
+  if (!(c->bias || c->gain || c->query || c->key || c->value || c->level) || high <= 0) kind = FAR, column = ends[0];
   if (kind != FAR && low >= c->columns - 1) kind = FAR, column = ends[1];
-  if (future == pairs || mask == pairs) kind = SKIP;
+  /* Out of order, offsets on either side of the window may leave none within it: computed, to no effect */
+  if ((future == pairs && (in_order || tile->kind == SKIP)) || mask == pairs) kind = SKIP;
   if (tile->kind != kind) fail("kind of tile", tile->first_query, tile->kind, kind);
   kinds[kind]++;
   if (kind == SKIP) return;
+  const int surplus = tile->parts & ~parts; /* the spans of a tile out of order may hold offsets that no pair has */
+  if ((parts & ~tile->parts) || (in_order && surplus)) fail("parts of tile", tile->first_query, tile->parts, parts);
   if (tile->some_hidden != (hidden > 0)) fail("some_hidden", tile->first_query, tile->some_hidden, hidden > 0);
   if (tile->column != column) fail("column of tile", tile->first_query, (double)tile->column, (double)column);
   if (kind == FAR && column != ends[tile->far_end]) fail("far_end", tile->first_query, tile->far_end, !tile->far_end);
@@ -516,6 +654,15 @@ static int same_tensor(const View *a, const View *b, Shape s, int bf16) {
   return same;
 }
 
+static int same_numbers(const View *a, const View *b, Shape s) {
+  if (!a->data) return 1;
+  Memory memory = {.count = 0};
+  const Int bytes = 8 * s.n[0] * s.n[1] * s.n[2];
+  const int same = !memcmp(numbers_in_double(&memory, a, s), numbers_in_double(&memory, b, s), (size_t)bytes);
+  release(&memory);
+  return same;
+}
+
 typedef struct {
   Call call;
   const Call *expected;
@@ -530,16 +677,24 @@ static void *call_again(void *of_caller) {
   if (locant_forward(a) || locant_backward(a)) exit(2);
   caller->same = same_tensor(&a->out, &b->out, like_out(a), 0) && same_tensor(&a->dq, &b->dq, like_q(a), bf16) &&
                  same_tensor(&a->dk, &b->dk, like_k(a), bf16) && same_tensor(&a->dv, &b->dv, like_v(a), bf16) &&
-                 (!a->has_raw || (same_tensor(&a->draw_q, &b->draw_q, like_q(a), bf16) &&
-                                  same_tensor(&a->draw_k, &b->draw_k, like_k(a), bf16)));
+                 (!a->raw_q.data || same_tensor(&a->draw_q, &b->draw_q, like_p(a), (int)a->raw_q_bf16)) &&
+                 (!a->raw_k.data || same_tensor(&a->draw_k, &b->draw_k, like_t(a), (int)a->raw_k_bf16));
+  if (a->distant.data)
+    caller->same &= same_tensor(&a->dleft, &b->dleft, like_q(a), bf16) &&
+                    same_tensor(&a->dright, &b->dright, like_q(a), bf16) &&
+                    same_tensor(&a->ddistant, &b->ddistant, like_k(a), bf16);
+  caller->same &= same_numbers(&a->dquery_level, &b->dquery_level, by_query(a)) &&
+                  same_numbers(&a->dkey_level, &b->dkey_level, by_key(a)) &&
+                  same_numbers(&a->dtemperature, &b->dtemperature, by_query(a));
 #define SAME(name, size)                                                                                               \
   if (a->d##name && b->d##name)                                                                                        \
     caller->same &= !memcmp(a->d##name, b->d##name, (size_t)(4 * TABLE_SIZE(a, name, size)));
   SAME(bias, 1)
   SAME(gain, GAIN_SIZE(a))
-  SAME(query, a->head_dim)
-  SAME(key, a->head_dim)
+  SAME(query, a->query_dim)
+  SAME(key, a->key_dim)
   SAME(value, a->value_dim)
+  SAME(level, 1)
 #undef SAME
   if (a->dsinks && b->dsinks) caller->same &= !memcmp(a->dsinks, b->dsinks, (size_t)(4 * a->batch * a->heads));
   return NULL;

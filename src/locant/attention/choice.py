@@ -137,8 +137,6 @@ def fused_unsupported(request: Request) -> str | None:
         return f"it computes in float32, and {request.scheme} needs float64 at these positions"
     if request.terms.pair is not None:
         return f"{request.scheme} has a logit that is not a function of the offset alone (pair)"
-    if request.sides.used() or request.far is not None:
-        return f"{request.scheme} has vectors, levels or temperatures of its own"
     if request.additive is not None:
         return NO_ADDITIVE
     if request.need_weights:

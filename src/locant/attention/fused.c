@@ -1,13 +1,20 @@
 /* Attention with every table of `locant.terms.Terms`, forward and backward, in tiles: memory linear in the length.
 
-   logit_ij = scale · ( (q_i ∘ gain_r)·k_j  +  p_i·query_r  +  t_j·key_r )  +  bias_r        r = k_pos[j] − q_pos[i]
+   logit_ij = scale · ( (q_i ∘ gain_r)·k_j  +  p_i·query_r  +  t_j·key_r )  +  bias_r  +  level_r · (e_i + d_j)
+   logit_ij → τ_i · logit_ij                                                                r = k_pos[j] − q_pos[i]
    logit_ij → softcap · tanh(logit_ij / softcap)                                            if there is a softcap
    out_i    = Σ_j softmax(logit)_ij · (v_j + value_r)
 
    With sinks, the softmax of head h has one more logit, sinks[h], without a value: the softmax starts from it.
 
-   q and k are the (possibly rotated) content; p and t are q and k without the rotation (raw_q, raw_k). Column 0 of the
-   tables is for r = first_offset. An offset beyond either end of the tables takes the column at that end.
+   q and k are the (possibly rotated) content. p and t (raw_q, raw_k) are q and k without the rotation, or vectors of
+   another width that a scheme computes for each token. e, d and τ (query_level, key_level, temperature) are numbers of
+   each token. Column 0 of the tables is for r = first_offset. An offset beyond either end of the tables takes the
+   column at that end.
+
+   With distant rotations (left, right, distant) the content product depends on the offset: left_i·distant_j where
+   r < −distance, right_i·distant_j where r > distance, and q_i·k_j between. A tile computes the products that its pairs
+   need, one of them in most tiles, and selects.
 
    A tile is n ≤ TILE queries by m ≤ TILE keys; i counts its queries and j its keys. There are four kinds of tiles:
 
@@ -133,23 +140,24 @@ INLINE vec tanh_lanes(vec x) {
 
 /* ---------------------------------------------------------------- products */
 
-/* C[i][lane] (+)= Σ_k A[i·a_row + k·a_column] · B[k·b_row + lane], for `rows` ≤ BLOCK_ROWS rows and PANEL lanes */
-INLINE void micro_kernel(const int rows, Int depth, const float *a, Int a_row, Int a_column, const float *b, Int b_row,
-                         float *c, Int c_row, int add) {
+/* C[i][lane] (+)= Σ_k A[i·a_row + k·a_column] · B[k·b_row + lane], for `rows` ≤ BLOCK_ROWS rows and `vectors` ≤
+   PANEL_VECTORS vectors of lanes */
+INLINE void micro_kernel(const int rows, const int vectors, Int depth, const float *a, Int a_row, Int a_column,
+                         const float *b, Int b_row, float *c, Int c_row, int add) {
   vec acc[BLOCK_ROWS][PANEL_VECTORS];
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-    for (int u = 0; u < PANEL_VECTORS; u++) acc[i][u] = (vec){0};
+    for (int u = 0; u < vectors; u++) acc[i][u] = (vec){0};
   for (Int k = 0; k < depth; k++) {
     vec y[PANEL_VECTORS];
 #pragma GCC unroll 4
-    for (int u = 0; u < PANEL_VECTORS; u++) y[u] = load(b + u * LANES);
+    for (int u = 0; u < vectors; u++) y[u] = load(b + u * LANES);
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
       const vec x = broadcast(a[i * a_row]);
 #pragma GCC unroll 4
-      for (int u = 0; u < PANEL_VECTORS; u++) acc[i][u] += x * y[u];
+      for (int u = 0; u < vectors; u++) acc[i][u] += x * y[u];
     }
     a += a_column;
     b += b_row;
@@ -157,18 +165,20 @@ INLINE void micro_kernel(const int rows, Int depth, const float *a, Int a_row, I
 #pragma GCC unroll 16
   for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-    for (int u = 0; u < PANEL_VECTORS; u++) {
+    for (int u = 0; u < vectors; u++) {
       float *to = c + i * c_row + u * LANES;
       store(to, add ? load(to) + acc[i][u] : acc[i][u]);
     }
 }
 
-/* `micro_kernel` compiled for each number of rows */
-static void block_product(int rows, Int depth, const float *a, Int a_row, Int a_column, const float *b, Int b_row,
-                          float *c, Int c_row, int add) {
+/* `micro_kernel` compiled for each number of rows, for whole panels and for a single vector */
+static void block_product(int rows, int vectors, Int depth, const float *a, Int a_row, Int a_column, const float *b,
+                          Int b_row, float *c, Int c_row, int add) {
   /* clang-format off */
-  switch (rows) {
-#define CASE(N) case N: micro_kernel(N, depth, a, a_row, a_column, b, b_row, c, c_row, add); break;
+  switch (vectors == 1 ? -rows : rows) {
+#define CASE(N)                                                                                                        \
+  case N: micro_kernel(N, PANEL_VECTORS, depth, a, a_row, a_column, b, b_row, c, c_row, add); break;                   \
+  case -N: micro_kernel(N, 1, depth, a, a_row, a_column, b, b_row, c, c_row, add); break;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if BLOCK_ROWS > 6
     CASE(7) CASE(8)
@@ -191,12 +201,16 @@ static void product(Int n, Int panels, Int depth, const float *a, Int a_row, Int
                     Int b_panel, float *c, Int c_row, int add) {
   for (Int p = 0; p < panels; p++)
     for (Int i = 0; i < n; i += BLOCK_ROWS)
-      block_product((int)min_of(BLOCK_ROWS, n - i), depth, a + i * a_row, a_row, a_column, b + p * b_panel, b_row,
-                    c + i * c_row + p * PANEL, c_row, add);
+      block_product((int)min_of(BLOCK_ROWS, n - i), PANEL_VECTORS, depth, a + i * a_row, a_row, a_column,
+                    b + p * b_panel, b_row, c + i * c_row + p * PANEL, c_row, add);
 }
 
 /* The three products of a BAND tile. `base` is the column of the pair (0, 0); `shift` is j − i. Rows of x, out and of
-   tables by row are `width` apart. W is zero around the tile; `row` and `column` are its strides. */
+   tables by row are `width` apart, a multiple of LANES. W is zero around the tile; `row` and `column` are its
+   strides. */
+
+/* Vectors in the panel that begins at lane p of a row */
+INLINE int vectors_at(Int p, Int width) { return (int)min_of(PANEL_VECTORS, (width - p) / LANES); }
 
 /* tile[i][j] += x_i · table[base + j − i]; the table in panels of PANEL columns, [columns / PANEL][d][PANEL] */
 static void add_band_products(Int n, Int m, Int d, const float *x, Int width, const float *table, Int base,
@@ -206,7 +220,7 @@ static void add_band_products(Int n, Int m, Int d, const float *x, Int width, co
     for (Int i = 0; i < n; i += BLOCK_ROWS) {
       const Int rows = min_of(BLOCK_ROWS, n - i);
       if (shift + PANEL - 1 + i + rows - 1 < 0 || shift + i >= m) continue;
-      block_product((int)rows, d, x + i * width, width, 1, table + p * d * PANEL, PANEL,
+      block_product((int)rows, PANEL_VECTORS, d, x + i * width, width, 1, table + p * d * PANEL, PANEL,
                     tile + i * (TILE_STRIDE + 1) + shift, TILE_STRIDE + 1, 1);
     }
   }
@@ -219,8 +233,9 @@ static void add_band_sums(Int n, Int m, Int width, const float *w, Int row, Int 
   for (Int p = 0; p < width; p += PANEL)
     for (Int i = 0; i < n; i += BLOCK_ROWS) {
       const Int rows = min_of(BLOCK_ROWS, n - i), shift = -(i + rows - 1); /* the smallest that these rows need */
-      block_product((int)rows, m + rows - 1, w + i * (row + column) + shift * column, row + column, column,
-                    table + (base + step * shift) * width + p, step * width, out + i * width + p, width, 1);
+      block_product((int)rows, vectors_at(p, width), m + rows - 1, w + i * (row + column) + shift * column,
+                    row + column, column, table + (base + step * shift) * width + p, step * width, out + i * width + p,
+                    width, 1);
     }
 }
 
@@ -231,8 +246,9 @@ static void collect_band(Int n, Int m, Int width, const float *w, Int row, Int c
   for (Int p = 0; p < width; p += PANEL)
     for (Int shift = 1 - n; shift < m; shift += BLOCK_ROWS) {
       const Int rows = min_of(BLOCK_ROWS, m - shift), from = max_of(0, -(shift + rows - 1)), to = min_of(n, m - shift);
-      block_product((int)rows, to - from, w + from * (row + column) + shift * column, column, row + column,
-                    x + from * width + p, width, table + (base + step * shift) * width + p, step * width, 1);
+      block_product((int)rows, vectors_at(p, width), to - from, w + from * (row + column) + shift * column, column,
+                    row + column, x + from * width + p, width, table + (base + step * shift) * width + p, step * width,
+                    1);
     }
 }
 
@@ -300,7 +316,7 @@ INLINE float sum_row(const float *row, Int m) {
 
 /* ---------------------------------------------------------------- a call */
 
-/* A tensor of four dimensions */
+/* A tensor of up to four dimensions */
 typedef struct {
   void *data;
   Int stride[4]; /* in elements */
@@ -308,37 +324,45 @@ typedef struct {
 
 typedef struct {
   Int batch, heads, kv_heads, queries, keys, head_dim, value_dim;
+  Int query_dim, key_dim;    /* of p and t, and of the tables they meet */
   Int columns, first_offset; /* of the tables */
   Int lowest, highest;       /* the offsets r that are visible; the least and the largest Int where there is no limit */
-  Int bf16, threads;
-  Int has_raw;     /* raw_q and raw_k differ from q and k */
+  Int distance;              /* of distant rotations */
+  Int bf16, raw_q_bf16, raw_k_bf16; /* what is not in bfloat16 is in float32 */
+  Int threads;
   Int vector_gain; /* gain is [heads, columns, head_dim], not [heads, columns] */
   Int seed;
   double scale, dropout;
   double softcap; /* 0 if there is none */
-  View q, k, v, raw_q, raw_k;
-  View out;  /* float32, whatever the rest is: the backward pass starts from it */
-  View mask; /* bytes, strides 0 where it broadcasts; data NULL if there is none */
+  View q, k, v;
+  View raw_q, raw_k;         /* p and t; data NULL where they are q and k */
+  View left, right, distant; /* queries and keys of distant rotations, as q and k; data NULL if there are none */
+  View query_level, key_level, temperature; /* e, d, τ: [batch, heads, tokens], float64; data NULL if not used */
+  View out;                                 /* float32, whatever the rest is: the backward pass starts from it */
+  View mask;                                /* bytes, strides 0 where it broadcasts; data NULL if there is none */
   const Int *q_pos, *k_pos;
-  Int q_pos_stride, k_pos_stride;                 /* from row to row of the batch, 0 if all are alike */
-  const float *bias, *gain, *query, *key, *value; /* contiguous, NULL if not used */
-  Int bias_heads, gain_heads, query_heads, key_heads, value_heads; /* 1 or heads */
-  const float *sinks;                                              /* [heads], NULL if there are none */
+  Int q_pos_stride, k_pos_stride;                         /* from row to row of the batch, 0 if all are alike */
+  const float *bias, *gain, *query, *key, *value, *level; /* contiguous, NULL if not used */
+  Int bias_heads, gain_heads, query_heads, key_heads, value_heads, level_heads; /* 1 or heads */
+  const float *sinks;                                                           /* [heads], NULL if there are none */
   float *lse; /* [batch, heads, queries, 2]: the largest logit, and the logarithm of Σ_j exp(logit − largest); the sink
                  is one of the logits */
   View grad; /* of the output, float32 */
-  View dq, dk, dv, draw_q, draw_k;
-  float *dbias, *dgain, *dquery, *dkey, *dvalue; /* as the tables; zero on entry */
-  float *dsinks;                                 /* [batch, heads], to be summed over the batch */
+  View dq, dk, dv, draw_q, draw_k, dleft, dright, ddistant, dquery_level, dkey_level, dtemperature;
+  float *dbias, *dgain, *dquery, *dkey, *dvalue, *dlevel; /* as the tables; zero on entry */
+  float *dsinks;                                          /* [batch, heads], to be summed over the batch */
 } Call;
 
 Int locant_call_size(void) { return sizeof(Call); }
 
 Int locant_lanes(void) { return LANES; }
 
-/* Head sizes rounded up to whole panels: rows of q, k and v are this long in memory, the rest is 0 */
+/* Sizes rounded up to whole panels, of p and t to whole vectors: rows are this long in memory, the rest is 0 */
 #define HEAD_WIDTH(call) round_up((call)->head_dim, PANEL)
 #define VALUE_WIDTH(call) round_up((call)->value_dim, PANEL)
+#define QUERY_WIDTH(call) ((call)->raw_q.data ? round_up((call)->query_dim, LANES) : HEAD_WIDTH(call))
+#define KEY_WIDTH(call) ((call)->raw_k.data ? round_up((call)->key_dim, LANES) : HEAD_WIDTH(call))
+#define HAS_LEVELS(call) ((call)->query_level.data || (call)->key_level.data)
 #define PADDED_KEYS(call) round_up((call)->keys, TILE)
 #define PADDED_QUERIES(call) round_up((call)->queries, TILE)
 /* Tables have COLUMN_PADDING more columns on either side: copies of the column at that end */
@@ -353,8 +377,11 @@ Int locant_lanes(void) { return LANES; }
 /* Whether any table differs from head to head */
 static int tables_per_head(const Call *call) {
   return call->bias_heads > 1 || call->gain_heads > 1 || call->query_heads > 1 || call->key_heads > 1 ||
-         call->value_heads > 1;
+         call->value_heads > 1 || call->level_heads > 1;
 }
+
+/* A place in memory that is only there where it is used */
+#define OFFSET(memory, by) ((memory) ? (memory) + (by) : NULL)
 
 /* Memory handed out in parts. With data NULL it only counts, so that the whole can be allocated at once. */
 typedef struct {
@@ -419,6 +446,23 @@ static void write_rows(const View *x, Int bf16, Int b, Int h, Int from, Int n, I
       write_value(x->data, base + (from + i) * x->stride[2] + k * x->stride[3], bf16, rows[i * width + k]);
 }
 
+/* Levels are read as two floats each, high + low. The sum of two is (e_high + d_high) + (e_low + d_low): its error is at
+   most 2^-23 · |e + d| + 2^-46 · max(|e|, |d|). Levels of 10^5 tokens may be large and nearly cancel; what they differ by
+   keeps the precision of float32. `low` may be NULL. */
+static void read_numbers(const View *x, Int b, Int h, Int from, Int n, float *high, float *low) {
+  const double *at = (const double *)x->data + b * x->stride[0] + h * x->stride[1] + from * x->stride[2];
+  for (Int i = 0; i < n; i++) {
+    const double value = at[i * x->stride[2]];
+    high[i] = (float)value;
+    if (low) low[i] = isfinite(high[i]) ? (float)(value - high[i]) : 0;
+  }
+}
+
+static void write_numbers(const View *x, Int b, Int h, Int n, const double *numbers) {
+  double *at = (double *)x->data + b * x->stride[0] + h * x->stride[1];
+  for (Int i = 0; i < n; i++) at[i * x->stride[2]] = numbers[i];
+}
+
 /* Rows [n][width] as panels of PANEL rows, [n / PANEL][d][PANEL]; rows from n on are 0 */
 static void into_panels(Int n, Int d, Int width, const float *rows, float *panels) {
   for (Int p = 0; p < round_up(n, PANEL); p += PANEL)
@@ -432,7 +476,7 @@ static void into_panels(Int n, Int d, Int width, const float *rows, float *panel
    columns [columns / PANEL][d][PANEL]. The panels of `key` are in reverse order, because its products are added to a
    transposed tile. */
 typedef struct {
-  float *bias, *gain;
+  float *bias, *gain, *level;
   float *gain_rows, *gain_columns; /* a vector gain: as rows, and as [d][GAIN_ROW] */
   float *query_rows, *query_panels, *key_rows, *key_panels, *value_rows, *value_panels;
 } Tables;
@@ -441,14 +485,20 @@ static void allocate_tables(const Call *call, int backward, Arena *arena, Tables
   const Int columns = PADDED_COLUMNS(call), d = call->head_dim, width = HEAD_WIDTH(call);
   memset(tables, 0, sizeof *tables);
   if (call->bias) tables->bias = allocate(arena, columns);
+  if (call->level) tables->level = allocate(arena, columns);
   if (call->gain && !call->vector_gain) tables->gain = allocate(arena, columns);
   if (call->gain && call->vector_gain) {
     tables->gain_rows = allocate(arena, columns * width);
     tables->gain_columns = allocate(arena, GAIN_ROW(call) * d + 8 * PANEL);
   }
-  if (call->query)
-    tables->query_rows = allocate(arena, columns * width), tables->query_panels = allocate(arena, columns * d);
-  if (call->key) tables->key_rows = allocate(arena, columns * width), tables->key_panels = allocate(arena, columns * d);
+  if (call->query) {
+    tables->query_rows = allocate(arena, columns * QUERY_WIDTH(call));
+    tables->query_panels = allocate(arena, columns * call->query_dim);
+  }
+  if (call->key) {
+    tables->key_rows = allocate(arena, columns * KEY_WIDTH(call));
+    tables->key_panels = allocate(arena, columns * call->key_dim);
+  }
   if (call->value) tables->value_rows = allocate(arena, columns * VALUE_WIDTH(call));
   if (call->value && backward) tables->value_panels = allocate(arena, columns * call->value_dim);
 }
@@ -467,18 +517,21 @@ static void fill_tables(const Call *call, Int h, Tables *tables) {
 #define OF_HEAD(name, size) (call->name + (call->name##_heads == 1 ? 0 : h) * call->columns * (size))
   if (tables->bias) extend_table(call, OF_HEAD(bias, 1), 1, 1, tables->bias);
   if (tables->gain) extend_table(call, OF_HEAD(gain, 1), 1, 1, tables->gain);
+  if (tables->level) extend_table(call, OF_HEAD(level, 1), 1, 1, tables->level);
   if (tables->gain_rows) {
     extend_table(call, OF_HEAD(gain, d), d, width, tables->gain_rows);
     for (Int k = 0; k < d; k++)
       for (Int e = 0; e < columns; e++) tables->gain_columns[k * GAIN_ROW(call) + e] = tables->gain_rows[e * width + k];
   }
   if (tables->query_rows) {
-    extend_table(call, OF_HEAD(query, d), d, width, tables->query_rows);
-    into_panels(columns, d, width, tables->query_rows, tables->query_panels);
+    const Int size = call->query_dim, query_width = QUERY_WIDTH(call);
+    extend_table(call, OF_HEAD(query, size), size, query_width, tables->query_rows);
+    into_panels(columns, size, query_width, tables->query_rows, tables->query_panels);
   }
   if (tables->key_rows) {
-    extend_table(call, OF_HEAD(key, d), d, width, tables->key_rows);
-    into_panels(columns, d, -width, tables->key_rows + (columns - 1) * width, tables->key_panels);
+    const Int size = call->key_dim, key_width = KEY_WIDTH(call);
+    extend_table(call, OF_HEAD(key, size), size, key_width, tables->key_rows);
+    into_panels(columns, size, -key_width, tables->key_rows + (columns - 1) * key_width, tables->key_panels);
   }
   if (tables->value_rows) extend_table(call, OF_HEAD(value, dv), dv, value_width, tables->value_rows);
   if (tables->value_panels) into_panels(columns, dv, value_width, tables->value_rows, tables->value_panels);
@@ -506,9 +559,13 @@ static void find_spans(const Int *pos, Int n, Span *spans) {
 
 typedef enum { SKIP, FAR, BAND, SCATTER } Kind;
 
+/* Which queries and keys a content product is made of */
+typedef enum { NEAR = 1, LEFT = 2, RIGHT = 4 } Part;
+
 typedef struct {
   Kind kind;
   int some_hidden; /* some pair is not visible */
+  int parts;       /* that visible pairs need, as bits; perhaps one more in a SCATTER tile */
   Int b, h;        /* sequence and query head */
   Int first_query, queries, first_key, keys;
   Int column;               /* BAND: of the pair (0, 0). FAR: of every pair. Counted with COLUMN_PADDING. */
@@ -538,6 +595,25 @@ static Int count_allowed(const Call *call, const Tile *tile, Int *of) {
   return allowed;
 }
 
+/* The parts of pairs with offsets from least to largest */
+INLINE int parts_between(const Call *call, Int least, Int largest) {
+  if (!call->distant.data) return NEAR;
+  return (least < -call->distance ? LEFT : 0) | (largest > call->distance ? RIGHT : 0) |
+         (largest >= -call->distance && least <= call->distance ? NEAR : 0);
+}
+
+/* to[i][j] = from[i][j] for the pairs of one part; 0 for the others if `clear`, unchanged if not */
+static void select_part(const Call *call, const Tile *tile, int part, const float *from, float *to, int clear) {
+  for (Int i = 0; i < tile->queries; i++)
+    for (Int j = 0; j < tile->keys; j++) {
+      const Int at = i * TILE_STRIDE + j, r = tile->k_pos[j] - tile->q_pos[i];
+      if (parts_between(call, r, r) == part)
+        to[at] = from[at];
+      else if (clear)
+        to[at] = 0;
+    }
+}
+
 /* The tile that begins at a query and a key, with its kind */
 static Tile make_tile(const Call *call, Int b, Int h, Int first_query, Int first_key, const Span *q_spans,
                       const Span *k_spans) {
@@ -554,6 +630,7 @@ static Tile make_tile(const Call *call, Int b, Int h, Int first_query, Int first
   const Int least = k->min - q->max, largest = k->max - q->min; /* of the offsets of the tile */
   if (least > call->highest || largest < call->lowest) return tile;
   tile.some_hidden = least < call->lowest || largest > call->highest;
+  tile.parts = parts_between(call, max_of(least, call->lowest), min_of(largest, call->highest));
   if (call->mask.data) {
     Int pairs;
     const Int allowed = count_allowed(call, &tile, &pairs);
@@ -562,7 +639,7 @@ static Tile make_tile(const Call *call, Int b, Int h, Int first_query, Int first
   }
   /* The columns of the smallest and the largest offset, which may lie beyond the tables */
   const Int low = least - call->first_offset, high = largest - call->first_offset;
-  if (!(call->bias || call->gain || call->query || call->key || call->value) || high <= 0)
+  if (!(call->bias || call->gain || call->query || call->key || call->value || call->level) || high <= 0)
     tile.kind = FAR, tile.far_end = 0, tile.column = COLUMN_PADDING;
   else if (low >= call->columns - 1)
     tile.kind = FAR, tile.far_end = 1, tile.column = COLUMN_PADDING + call->columns - 1;
@@ -579,24 +656,59 @@ INLINE Int column_of(const Call *call, const Tile *tile, Int i, Int j) {
   return COLUMN_PADDING + max_of(0, min_of(column, call->columns - 1));
 }
 
+/* The numbers of a table for the pairs of query i with keys j … j + LANES − 1 */
+INLINE vec numbers_at(const Call *call, const Tile *tile, const float *table, Int i, Int j) {
+  if (tile->kind == BAND) return load(table + tile->column + j - i);
+  if (tile->kind == FAR) return broadcast(table[tile->column]);
+  vec x = {0};
+  for (int l = 0; l < LANES && j + l < tile->keys; l++) x[l] = table[column_of(call, tile, i, j + l)];
+  return x;
+}
+
 /* ---------------------------------------------------------------- logits */
 
 /* The tensors that a tile is computed from; pointers are to the tile's own first row */
 typedef struct {
-  const float *q, *raw_q;         /* rows of HEAD_WIDTH */
-  const float *k_panels;          /* [m / PANEL][d][PANEL] */
-  const float *k, *raw_k;         /* rows of HEAD_WIDTH */
-  const float *far_query_term[2]; /* raw_q · query at either end of the table */
-  const float *far_key_term[2];   /* raw_k · key at either end of the table */
+  const float *q, *k;                         /* rows of HEAD_WIDTH */
+  const float *left, *right, *distant_panels; /* as q and k_panels; NULL if there are none */
+  const float *raw_q, *raw_k;                 /* rows of QUERY_WIDTH and of KEY_WIDTH */
+  const float *k_panels;                      /* [m / PANEL][d][PANEL] */
+  const float *far_query_term[2];             /* raw_q · query at either end of the table */
+  const float *far_key_term[2];               /* raw_k · key at either end of the table */
+  const float *query_level[2], *key_level[2]; /* high and low parts; zeros where there are levels of the others alone */
+  const float *temperature;                   /* NULL if there are none */
   const Tables *tables;
   float *transposed; /* memory for a transposed tile */
   float *scaled_q;   /* memory for rows of q times a vector gain */
+  float *untempered; /* memory for the logits before the temperature, whose gradient needs them; NULL if not needed */
 } Operands;
 
-/* tile = q · kᵀ */
+/* e_i + d_j of query i and keys j … j + LANES − 1; see `read_numbers` */
+INLINE vec levels_at(const Operands *in, Int i, Int j) {
+  return (in->query_level[0][i] + load(in->key_level[0] + j)) + (in->query_level[1][i] + load(in->key_level[1] + j));
+}
+
+/* The last step of a logit: levels and temperature. `level` are the numbers of that table. */
+INLINE vec finish(const Operands *in, Int i, Int j, const int levels, vec level, vec x) {
+  if (levels) x += level * levels_at(in, i, j);
+  if (!in->temperature) return x;
+  if (in->untempered) store(in->untempered + i * TILE_STRIDE + j, x);
+  return x * in->temperature[i];
+}
+
+/* tile = q · kᵀ, each pair with the queries and keys of its part. The first part fills the tile, the others replace their
+   pairs in it. */
 static void content_products(const Call *call, const Tile *tile, const float *q, const Operands *in, float *logits) {
-  product(tile->queries, round_up(tile->keys, PANEL) / PANEL, call->head_dim, q, HEAD_WIDTH(call), 1, in->k_panels,
-          PANEL, call->head_dim * PANEL, logits, TILE_STRIDE, 0);
+  float *to = logits;
+  for (int part = NEAR; part <= RIGHT; part *= 2) {
+    if (!(tile->parts & part)) continue;
+    const float *queries = part == NEAR ? q : part == LEFT ? in->left : in->right;
+    const float *keys = part == NEAR ? in->k_panels : in->distant_panels;
+    product(tile->queries, round_up(tile->keys, PANEL) / PANEL, call->head_dim, queries, HEAD_WIDTH(call), 1, keys,
+            PANEL, call->head_dim * PANEL, to, TILE_STRIDE, 0);
+    if (to != logits) select_part(call, tile, part, to, logits, 0);
+    to = in->transposed; /* not in use yet */
+  }
 }
 
 /* `content`, if not NULL, gets a copy of the content products before a scalar gain: its gradient needs them */
@@ -622,6 +734,8 @@ static void far_logits(const Call *call, const Tile *tile, const Operands *in, f
   keep_content(tile, logits, content);
   const float scale = (float)call->scale;
   const float *key_term = tables->key_rows ? in->far_key_term[tile->far_end] : NULL;
+  const int levels = HAS_LEVELS(call);
+  const vec level = broadcast(tables->level ? tables->level[column] : 1);
   for (Int i = 0; i < n; i++) {
     const float query_term = tables->query_rows ? in->far_query_term[tile->far_end][i] : 0;
     float *row = logits + i * TILE_STRIDE;
@@ -632,7 +746,7 @@ static void far_logits(const Call *call, const Tile *tile, const Operands *in, f
       if (key_term) x += load(key_term + j);
       x *= scale;
       if (tables->bias) x += broadcast(tables->bias[column]);
-      store(row + j, x);
+      store(row + j, finish(in, i, j, levels, level, x));
     }
   }
 }
@@ -655,14 +769,17 @@ static void band_logits(const Call *call, const Tile *tile, const Operands *in, 
         float *at = logits + i * TILE_STRIDE + j;
         store(at, load(at) * load(tables->gain + base + j - i));
       }
-  if (tables->query_panels) add_band_products(n, m, d, in->raw_q, width, tables->query_panels, base, logits);
+  if (tables->query_panels)
+    add_band_products(n, m, call->query_dim, in->raw_q, QUERY_WIDTH(call), tables->query_panels, base, logits);
   if (tables->key_panels) {
     for (Int j = 0; j < m; j++) memset(in->transposed + j * TILE_STRIDE, 0, 4 * TILE);
-    add_band_products(m, n, d, in->raw_k, width, tables->key_panels, PADDED_COLUMNS(call) - 1 - base, in->transposed);
+    add_band_products(m, n, call->key_dim, in->raw_k, KEY_WIDTH(call), tables->key_panels,
+                      PADDED_COLUMNS(call) - 1 - base, in->transposed);
     add_transposed(n, m, logits, in->transposed);
   }
   const float scale = (float)call->scale;
   const float *gain = gain_first ? NULL : tables->gain;
+  const int levels = HAS_LEVELS(call);
   for (Int i = 0; i < n; i++) {
     float *row = logits + i * TILE_STRIDE;
     for (Int j = 0; j < m; j += LANES) {
@@ -670,7 +787,8 @@ static void band_logits(const Call *call, const Tile *tile, const Operands *in, 
       if (gain) x *= load(gain + base + j - i);
       x *= scale;
       if (tables->bias) x += load(tables->bias + base + j - i);
-      store(row + j, x);
+      const vec level = tables->level ? load(tables->level + base + j - i) : broadcast(1);
+      store(row + j, finish(in, i, j, levels, level, x));
     }
   }
 }
@@ -678,12 +796,13 @@ static void band_logits(const Call *call, const Tile *tile, const Operands *in, 
 /* Each pair finds its own column */
 static void scatter_logits(const Call *call, const Tile *tile, const Operands *in, float *logits, float *content) {
   const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call);
+  const Int query_width = QUERY_WIDTH(call), key_width = KEY_WIDTH(call);
   const Tables *tables = in->tables;
   const float scale = (float)call->scale;
   Int columns[TILE];
   if (!tables->gain_rows) content_products(call, tile, in->q, in, logits);
   for (Int i = 0; i < n; i++) {
-    const float *q = in->q + i * width, *raw_q = in->raw_q + i * width;
+    const float *q = in->q + i * width, *raw_q = in->raw_q + i * query_width;
     float *row = logits + i * TILE_STRIDE;
     for (Int j = 0; j < m; j++) columns[j] = column_of(call, tile, i, j);
     if (tables->gain_rows)
@@ -697,10 +816,15 @@ static void scatter_logits(const Call *call, const Tile *tile, const Operands *i
     if (tables->gain)
       for (Int j = 0; j < m; j++) row[j] *= tables->gain[columns[j]];
     if (tables->query_rows)
-      for (Int j = 0; j < m; j++) row[j] += dot(width, raw_q, tables->query_rows + columns[j] * width);
+      for (Int j = 0; j < m; j++) row[j] += dot(query_width, raw_q, tables->query_rows + columns[j] * query_width);
     if (tables->key_rows)
-      for (Int j = 0; j < m; j++) row[j] += dot(width, in->raw_k + j * width, tables->key_rows + columns[j] * width);
+      for (Int j = 0; j < m; j++)
+        row[j] += dot(key_width, in->raw_k + j * key_width, tables->key_rows + columns[j] * key_width);
     for (Int j = 0; j < m; j++) row[j] = scale * row[j] + (tables->bias ? tables->bias[columns[j]] : 0);
+    for (Int j = 0; j < m; j += LANES) {
+      const vec level = tables->level ? numbers_at(call, tile, tables->level, i, j) : broadcast(1);
+      store(row + j, finish(in, i, j, HAS_LEVELS(call), level, load(row + j)));
+    }
   }
 }
 
@@ -829,7 +953,10 @@ static Tables *make_tables(const Call *call, int backward, float **memory) {
 /* The memory of one thread */
 typedef struct {
   float *k, *raw_k, *k_panels, *v, *far_key_term[2];          /* of a head */
+  float *key_level[2];                                        /* of a head */
   float *q, *raw_q, *far_query_term[2], *out, *largest, *sum; /* of the queries of a tile */
+  float *query_level[2], *temperature;                        /* of the queries of a tile */
+  float *distant, *distant_panels, *left, *right;             /* of a head, and of the queries of a tile */
   float *logits, *weights, *transposed, *scaled_q;            /* of a tile */
   Span *q_spans, *k_spans;
 } Forward;
@@ -838,13 +965,21 @@ static void allocate_forward(const Call *call, Arena *arena, Forward *work) {
   const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), keys = PADDED_KEYS(call);
   memset(work, 0, sizeof *work);
   work->k = allocate(arena, keys * width);
-  work->raw_k = call->has_raw ? allocate(arena, keys * width) : work->k;
+  work->raw_k = call->raw_k.data ? allocate(arena, keys * KEY_WIDTH(call)) : work->k;
   work->k_panels = allocate(arena, keys * call->head_dim);
   work->v = allocate(arena, keys * value_width);
   for (int end = 0; end < 2; end++)
     work->far_key_term[end] = allocate(arena, keys), work->far_query_term[end] = allocate(arena, TILE);
+  for (int part = 0; part < 2 && HAS_LEVELS(call); part++)
+    work->key_level[part] = allocate(arena, keys), work->query_level[part] = allocate(arena, TILE);
+  if (call->temperature.data) work->temperature = allocate(arena, TILE);
+  if (call->distant.data) {
+    work->distant = allocate(arena, keys * width), work->distant_panels = allocate(arena, keys * call->head_dim);
+    work->left = allocate(arena, (TILE + BLOCK_ROWS) * width);
+    work->right = allocate(arena, (TILE + BLOCK_ROWS) * width);
+  }
   work->q = allocate(arena, (TILE + BLOCK_ROWS) * width);
-  work->raw_q = call->has_raw ? allocate(arena, (TILE + BLOCK_ROWS) * width) : work->q;
+  work->raw_q = call->raw_q.data ? allocate(arena, (TILE + BLOCK_ROWS) * QUERY_WIDTH(call)) : work->q;
   work->out = allocate(arena, TILE * value_width);
   work->largest = allocate(arena, TILE);
   work->sum = allocate(arena, TILE);
@@ -916,8 +1051,16 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
   const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), n = min_of(TILE, call->queries - first_query);
   float *logits = INTERIOR(work->logits), *weights = INTERIOR(work->weights);
   read_rows(&call->q, call->bf16, b, h, first_query, n, call->head_dim, width, work->q);
-  if (call->has_raw) read_rows(&call->raw_q, call->bf16, b, h, first_query, n, call->head_dim, width, work->raw_q);
-  if (tables->query_rows) far_terms(call, n, width, work->raw_q, tables->query_rows, work->far_query_term);
+  if (call->raw_q.data)
+    read_rows(&call->raw_q, call->raw_q_bf16, b, h, first_query, n, call->query_dim, QUERY_WIDTH(call), work->raw_q);
+  if (tables->query_rows) far_terms(call, n, QUERY_WIDTH(call), work->raw_q, tables->query_rows, work->far_query_term);
+  if (call->distant.data) {
+    read_rows(&call->left, call->bf16, b, h, first_query, n, call->head_dim, width, work->left);
+    read_rows(&call->right, call->bf16, b, h, first_query, n, call->head_dim, width, work->right);
+  }
+  if (call->query_level.data)
+    read_numbers(&call->query_level, b, h, first_query, n, work->query_level[0], work->query_level[1]);
+  if (call->temperature.data) read_numbers(&call->temperature, b, h, first_query, n, work->temperature, NULL);
   memset(work->out, 0, (size_t)(4 * TILE * value_width));
   const float sink = call->sinks ? call->sinks[h] : -INFINITY;
   for (Int i = 0; i < n; i++) work->largest[i] = sink, work->sum[i] = sink == -INFINITY ? 0 : 1;
@@ -928,10 +1071,16 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
         .q = work->q,
         .raw_q = work->raw_q,
         .k_panels = work->k_panels + first_key * call->head_dim,
+        .left = work->left,
+        .right = work->right,
+        .distant_panels = OFFSET(work->distant_panels, first_key * call->head_dim),
         .k = work->k + first_key * width,
-        .raw_k = work->raw_k + first_key * width,
+        .raw_k = work->raw_k + first_key * KEY_WIDTH(call),
         .far_query_term = {work->far_query_term[0], work->far_query_term[1]},
         .far_key_term = {work->far_key_term[0] + first_key, work->far_key_term[1] + first_key},
+        .query_level = {work->query_level[0], work->query_level[1]},
+        .key_level = {OFFSET(work->key_level[0], first_key), OFFSET(work->key_level[1], first_key)},
+        .temperature = work->temperature,
         .tables = tables,
         .transposed = INTERIOR(work->transposed),
         .scaled_q = work->scaled_q,
@@ -957,9 +1106,14 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
 static void read_keys(const Call *call, Int b, Int kv, Forward *work) {
   const Int width = HEAD_WIDTH(call);
   read_rows(&call->k, call->bf16, b, kv, 0, call->keys, call->head_dim, width, work->k);
-  if (call->has_raw) read_rows(&call->raw_k, call->bf16, b, kv, 0, call->keys, call->head_dim, width, work->raw_k);
+  if (call->raw_k.data)
+    read_rows(&call->raw_k, call->raw_k_bf16, b, kv, 0, call->keys, call->key_dim, KEY_WIDTH(call), work->raw_k);
   read_rows(&call->v, call->bf16, b, kv, 0, call->keys, call->value_dim, VALUE_WIDTH(call), work->v);
   into_panels(call->keys, call->head_dim, width, work->k, work->k_panels);
+  if (call->distant.data) {
+    read_rows(&call->distant, call->bf16, b, kv, 0, call->keys, call->head_dim, width, work->distant);
+    into_panels(call->keys, call->head_dim, width, work->distant, work->distant_panels);
+  }
   find_spans(call->q_pos + b * call->q_pos_stride, call->queries, work->q_spans);
   find_spans(call->k_pos + b * call->k_pos_stride, call->keys, work->k_spans);
 }
@@ -991,7 +1145,9 @@ int locant_forward(const Call *call) {
       if (head != last) {
         const int same_keys = last >= 0 && last / call->heads == b && last % call->heads / group == kv;
         if (!same_keys) read_keys(call, b, kv, &work);
-        if (call->key) far_terms(call, call->keys, HEAD_WIDTH(call), work.raw_k, tables[h].key_rows, work.far_key_term);
+        if (call->key) far_terms(call, call->keys, KEY_WIDTH(call), work.raw_k, tables[h].key_rows, work.far_key_term);
+        if (call->key_level.data)
+          read_numbers(&call->key_level, b, h, 0, call->keys, work.key_level[0], work.key_level[1]);
         last = head;
       }
       forward_queries(call, b, h, task % blocks * TILE, &work, tables + h);
@@ -1007,7 +1163,7 @@ int locant_forward(const Call *call) {
 
 /* Over PADDED_COLUMNS columns, vectors in rows; NULL if not wanted */
 typedef struct {
-  float *bias, *gain, *query, *key, *value;
+  float *bias, *gain, *query, *key, *value, *level;
 } TableGradients;
 
 static void allocate_table_gradients(const Call *call, Arena *arena, TableGradients *grads) {
@@ -1015,9 +1171,10 @@ static void allocate_table_gradients(const Call *call, Arena *arena, TableGradie
   memset(grads, 0, sizeof *grads);
   if (call->dbias) grads->bias = allocate(arena, columns);
   if (call->dgain) grads->gain = allocate(arena, columns * (call->vector_gain ? width : 1));
-  if (call->dquery) grads->query = allocate(arena, columns * width);
-  if (call->dkey) grads->key = allocate(arena, columns * width);
+  if (call->dquery) grads->query = allocate(arena, columns * QUERY_WIDTH(call));
+  if (call->dkey) grads->key = allocate(arena, columns * KEY_WIDTH(call));
   if (call->dvalue) grads->value = allocate(arena, columns * VALUE_WIDTH(call));
+  if (call->dlevel) grads->level = allocate(arena, columns);
 }
 
 /* For SCATTER: a row of a tile summed by column. `columns` lists those with a sum; all other sums are zero. Gradients of
@@ -1044,6 +1201,11 @@ typedef struct {
   float *k, *raw_k, *k_panels, *v_panels, *dk, *draw_k, *dv, *far_key_term[2];                 /* of a k/v head */
   float *q, *raw_q, *grad, *dq, *draw_q, *delta, *lse, *far_query_term[2], *far_value_term[2]; /* of a head */
   float *logits, *content, *weights, *dlogits, *transposed, *scaled_q, *rows;                  /* of a tile */
+  float *query_level[2], *key_level[2], *temperature;                                          /* of a head */
+  float *distant, *ddistant, *distant_panels;                                                  /* of a k/v head */
+  float *left, *right, *dleft, *dright;                                                        /* of a head */
+  double *dquery_level, *dkey_level, *dtemperature;                                            /* of a head */
+  float *untempered;                                                                           /* of a tile */
   float *column_sum;                                                                           /* one row of a table */
   TableGradients head_grads; /* of one head; then added to those of the thread */
   ColumnSums sums;
@@ -1051,18 +1213,20 @@ typedef struct {
 } Backward;
 
 static void allocate_backward(const Call *call, Arena *arena, Backward *work) {
-  const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), either = max_of(width, value_width);
+  const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call);
+  const Int query_width = QUERY_WIDTH(call), key_width = KEY_WIDTH(call);
+  const Int widest = max_of(max_of(width, value_width), max_of(query_width, key_width));
   const Int keys = PADDED_KEYS(call), queries = PADDED_QUERIES(call) + BLOCK_ROWS;
   memset(work, 0, sizeof *work);
   work->k = allocate(arena, keys * width), work->dk = allocate(arena, keys * width);
-  work->raw_k = call->has_raw ? allocate(arena, keys * width) : work->k;
-  work->draw_k = call->has_raw ? allocate(arena, keys * width) : work->dk;
+  work->raw_k = call->raw_k.data ? allocate(arena, keys * key_width) : work->k;
+  work->draw_k = call->raw_k.data ? allocate(arena, keys * key_width) : work->dk;
   work->k_panels = allocate(arena, keys * call->head_dim);
   work->v_panels = allocate(arena, keys * call->value_dim);
   work->dv = allocate(arena, keys * value_width);
   work->q = allocate(arena, queries * width), work->dq = allocate(arena, queries * width);
-  work->raw_q = call->has_raw ? allocate(arena, queries * width) : work->q;
-  work->draw_q = call->has_raw ? allocate(arena, queries * width) : work->dq;
+  work->raw_q = call->raw_q.data ? allocate(arena, queries * query_width) : work->q;
+  work->draw_q = call->raw_q.data ? allocate(arena, queries * query_width) : work->dq;
   work->grad = allocate(arena, queries * value_width);
   work->delta = allocate(arena, queries), work->lse = allocate(arena, 2 * queries);
   for (int end = 0; end < 2; end++) {
@@ -1073,9 +1237,25 @@ static void allocate_backward(const Call *call, Arena *arena, Backward *work) {
   work->logits = allocate(arena, TILE_FLOATS), work->content = allocate(arena, TILE_FLOATS);
   work->transposed = allocate(arena, TILE_FLOATS);
   work->weights = allocate(arena, TILE_FLOATS), work->dlogits = allocate(arena, TILE_FLOATS);
+  if (call->distant.data) {
+    work->distant = allocate(arena, keys * width), work->ddistant = allocate(arena, keys * width);
+    work->distant_panels = allocate(arena, keys * call->head_dim);
+    work->left = allocate(arena, queries * width), work->dleft = allocate(arena, queries * width);
+    work->right = allocate(arena, queries * width), work->dright = allocate(arena, queries * width);
+  }
+  for (int part = 0; part < 2 && HAS_LEVELS(call); part++)
+    work->query_level[part] = allocate(arena, queries), work->key_level[part] = allocate(arena, keys);
+  if (HAS_LEVELS(call)) {
+    work->dquery_level = (double *)allocate(arena, 2 * queries);
+    work->dkey_level = (double *)allocate(arena, 2 * keys);
+  }
+  if (call->temperature.data) {
+    work->temperature = allocate(arena, queries), work->dtemperature = (double *)allocate(arena, 2 * queries);
+    work->untempered = allocate(arena, TILE_FLOATS);
+  }
   work->scaled_q = allocate(arena, (TILE + BLOCK_ROWS) * width);
-  work->rows = allocate(arena, TILE * either);
-  work->column_sum = allocate(arena, either);
+  work->rows = allocate(arena, TILE * max_of(width, value_width));
+  work->column_sum = allocate(arena, widest);
   allocate_table_gradients(call, arena, &work->head_grads);
   work->sums.sum = allocate(arena, PADDED_COLUMNS(call));
   work->sums.listed = (int32_t *)allocate(arena, PADDED_COLUMNS(call));
@@ -1149,6 +1329,24 @@ static void uncap_gradients(const Call *call, const Tile *tile, const float *log
     }
 }
 
+/* The gradients of the temperatures; then multiplies `dlogits` by them. Hidden pairs have a gradient of 0, whatever the
+   logit is. */
+static void temperature_gradients(const Tile *tile, Backward *work) {
+  const float *untempered = INTERIOR(work->untempered);
+  float *dlogits = INTERIOR(work->dlogits);
+  for (Int i = 0; i < tile->queries; i++) {
+    const float temperature = work->temperature[tile->first_query + i];
+    vec sum = {0};
+    for (Int j = 0; j < tile->keys; j += LANES) {
+      float *at = dlogits + i * TILE_STRIDE + j;
+      const vec x = load(at);
+      sum += choose(x == 0, x, x * load(untempered + i * TILE_STRIDE + j));
+      store(at, x * temperature);
+    }
+    work->dtemperature[tile->first_query + i] += sum_lanes(sum);
+  }
+}
+
 /* SCATTER: table[column of the pair] += W · x_i, by rows of W; by columns, with x_j, if the strides are exchanged */
 static void scatter_collect(const Call *call, const Tile *tile, Backward *work, const float *w, Int row, Int column,
                             Int n, Int m, Int width, const float *x, float *table) {
@@ -1208,17 +1406,39 @@ static void collect_scalars(const Call *call, const Tile *tile, Backward *work, 
   }
 }
 
+/* The gradients of level_r · (e_i + d_j): of the levels and of the table */
+static void level_gradients(const Call *call, const Tile *tile, Backward *work, const Operands *in,
+                            TableGradients *grads) {
+  const Int n = tile->queries, m = tile->keys;
+  const float *dlogits = INTERIOR(work->dlogits), *level = in->tables->level;
+  float *of_table = INTERIOR(work->transposed);
+  vec by_key[TILE / LANES] = {{0}};
+  for (Int i = 0; i < n; i++) {
+    vec by_query = {0};
+    for (Int j = 0; j < m; j += LANES) {
+      vec x = load(dlogits + i * TILE_STRIDE + j);
+      if (grads->level) store(of_table + i * TILE_STRIDE + j, choose(x == 0, x, x * levels_at(in, i, j)));
+      if (level) x *= numbers_at(call, tile, level, i, j);
+      by_query += x, by_key[j / LANES] += x;
+    }
+    work->dquery_level[tile->first_query + i] += sum_lanes(by_query);
+  }
+  for (Int j = 0; j < m; j++) work->dkey_level[tile->first_key + j] += by_key[j / LANES][j % LANES];
+  if (grads->level) collect_scalars(call, tile, work, of_table, grads->level);
+}
+
 /* The gradients of p_i·query_r + t_j·key_r, for each kind of tile: of raw_q, raw_k and of the two tables. `dlogits` is
    already multiplied by the scale. */
 
 static void far_vector_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
                                  TableGradients *grads) {
-  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call), at = tile->column * width;
+  const Int n = tile->queries, m = tile->keys, column = tile->column;
   const float *dlogits = INTERIOR(work->dlogits);
-  const float *q = work->raw_q + tile->first_query * width, *k = work->raw_k + tile->first_key * width;
-  float *dq = work->draw_q + tile->first_query * width, *dk = work->draw_k + tile->first_key * width;
+  const Int qw = QUERY_WIDTH(call), kw = KEY_WIDTH(call);
+  const float *q = work->raw_q + tile->first_query * qw, *k = work->raw_k + tile->first_key * kw;
+  float *dq = work->draw_q + tile->first_query * qw, *dk = work->draw_k + tile->first_key * kw;
   vec by_key[TILE / LANES] = {{0}};
-  memset(work->column_sum, 0, (size_t)(4 * width));
+  memset(work->column_sum, 0, (size_t)(4 * qw));
   for (Int i = 0; i < n; i++) {
     vec sum = {0};
     for (Int j = 0; j < TILE; j += LANES) {
@@ -1226,46 +1446,48 @@ static void far_vector_gradients(const Call *call, const Tile *tile, Backward *w
       sum += x, by_key[j / LANES] += x;
     }
     const float x = sum_lanes(sum);
-    if (tables->query_rows) add_scaled(width, x, tables->query_rows + at, dq + i * width);
-    if (grads->query) add_scaled(width, x, q + i * width, work->column_sum);
+    if (tables->query_rows) add_scaled(qw, x, tables->query_rows + column * qw, dq + i * qw);
+    if (grads->query) add_scaled(qw, x, q + i * qw, work->column_sum);
   }
-  if (grads->query) add_scaled(width, 1, work->column_sum, grads->query + at);
-  memset(work->column_sum, 0, (size_t)(4 * width));
+  if (grads->query) add_scaled(qw, 1, work->column_sum, grads->query + column * qw);
+  memset(work->column_sum, 0, (size_t)(4 * kw));
   for (Int j = 0; j < m; j++) {
     const float x = by_key[j / LANES][j % LANES];
-    if (tables->key_rows) add_scaled(width, x, tables->key_rows + at, dk + j * width);
-    if (grads->key) add_scaled(width, x, k + j * width, work->column_sum);
+    if (tables->key_rows) add_scaled(kw, x, tables->key_rows + column * kw, dk + j * kw);
+    if (grads->key) add_scaled(kw, x, k + j * kw, work->column_sum);
   }
-  if (grads->key) add_scaled(width, 1, work->column_sum, grads->key + at);
+  if (grads->key) add_scaled(kw, 1, work->column_sum, grads->key + column * kw);
 }
 
 static void band_vector_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
                                   TableGradients *grads) {
-  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call), base = tile->column;
+  const Int n = tile->queries, m = tile->keys, base = tile->column;
   const float *dlogits = INTERIOR(work->dlogits);
-  const float *q = work->raw_q + tile->first_query * width, *k = work->raw_k + tile->first_key * width;
-  float *dq = work->draw_q + tile->first_query * width, *dk = work->draw_k + tile->first_key * width;
-  if (tables->query_rows) add_band_sums(n, m, width, dlogits, TILE_STRIDE, 1, tables->query_rows, base, 1, dq);
-  if (grads->query) collect_band(n, m, width, dlogits, TILE_STRIDE, 1, q, base, 1, grads->query);
-  if (tables->key_rows) add_band_sums(m, n, width, dlogits, 1, TILE_STRIDE, tables->key_rows, base, -1, dk);
-  if (grads->key) collect_band(m, n, width, dlogits, 1, TILE_STRIDE, k, base, -1, grads->key);
+  const Int qw = QUERY_WIDTH(call), kw = KEY_WIDTH(call);
+  const float *q = work->raw_q + tile->first_query * qw, *k = work->raw_k + tile->first_key * kw;
+  float *dq = work->draw_q + tile->first_query * qw, *dk = work->draw_k + tile->first_key * kw;
+  if (tables->query_rows) add_band_sums(n, m, qw, dlogits, TILE_STRIDE, 1, tables->query_rows, base, 1, dq);
+  if (grads->query) collect_band(n, m, qw, dlogits, TILE_STRIDE, 1, q, base, 1, grads->query);
+  if (tables->key_rows) add_band_sums(m, n, kw, dlogits, 1, TILE_STRIDE, tables->key_rows, base, -1, dk);
+  if (grads->key) collect_band(m, n, kw, dlogits, 1, TILE_STRIDE, k, base, -1, grads->key);
 }
 
 static void scatter_vector_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
                                      TableGradients *grads) {
-  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call);
+  const Int n = tile->queries, m = tile->keys;
   const float *dlogits = INTERIOR(work->dlogits);
-  const float *q = work->raw_q + tile->first_query * width, *k = work->raw_k + tile->first_key * width;
-  float *dq = work->draw_q + tile->first_query * width, *dk = work->draw_k + tile->first_key * width;
+  const Int qw = QUERY_WIDTH(call), kw = KEY_WIDTH(call);
+  const float *q = work->raw_q + tile->first_query * qw, *k = work->raw_k + tile->first_key * kw;
+  float *dq = work->draw_q + tile->first_query * qw, *dk = work->draw_k + tile->first_key * kw;
   for (Int i = 0; i < n; i++)
     for (Int j = 0; j < m; j++) {
       const float x = dlogits[i * TILE_STRIDE + j];
-      const Int at = column_of(call, tile, i, j) * width;
-      if (tables->query_rows) add_scaled(width, x, tables->query_rows + at, dq + i * width);
-      if (tables->key_rows) add_scaled(width, x, tables->key_rows + at, dk + j * width);
+      const Int column = column_of(call, tile, i, j);
+      if (tables->query_rows) add_scaled(qw, x, tables->query_rows + column * qw, dq + i * qw);
+      if (tables->key_rows) add_scaled(kw, x, tables->key_rows + column * kw, dk + j * kw);
     }
-  if (grads->query) scatter_collect(call, tile, work, dlogits, TILE_STRIDE, 1, n, m, width, q, grads->query);
-  if (grads->key) scatter_collect(call, tile, work, dlogits, 1, TILE_STRIDE, m, n, width, k, grads->key);
+  if (grads->query) scatter_collect(call, tile, work, dlogits, TILE_STRIDE, 1, n, m, qw, q, grads->query);
+  if (grads->key) scatter_collect(call, tile, work, dlogits, 1, TILE_STRIDE, m, n, kw, k, grads->key);
 }
 
 /* The gradients of the content product under a vector gain: of q, k and the gain. In a FAR tile one column serves all
@@ -1325,15 +1547,28 @@ static void scalar_gain_gradients(const Call *call, const Tile *tile, Backward *
   }
   for (Int i = 0; i < n; i++)
     for (Int j = 0; j < m; j += LANES) {
-      vec x;
-      if (tile->kind == BAND)
-        x = load(tables->gain + tile->column + j - i);
-      else if (tile->kind == FAR)
-        x = broadcast(tables->gain[tile->column]);
-      else
-        for (int l = 0; l < LANES; l++) x[l] = j + l < m ? tables->gain[column_of(call, tile, i, j + l)] : 0;
+      const vec x = numbers_at(call, tile, tables->gain, i, j);
       store(dlogits + i * TILE_STRIDE + j, load(dlogits + i * TILE_STRIDE + j) * x);
     }
+}
+
+/* The gradients of the queries and keys of the content products, of each part from its own pairs */
+static void content_gradients(const Call *call, const Tile *tile, Backward *work) {
+  const Int n = tile->queries, m = tile->keys, width = HEAD_WIDTH(call);
+  const Int query = tile->first_query * width, key = tile->first_key * width;
+  for (int part = NEAR; part <= RIGHT; part *= 2) {
+    if (!(tile->parts & part)) continue;
+    const float *q = part == NEAR ? work->q : part == LEFT ? work->left : work->right;
+    const float *k = part == NEAR ? work->k : work->distant, *w = INTERIOR(work->dlogits);
+    float *dq = part == NEAR ? work->dq : part == LEFT ? work->dleft : work->dright;
+    float *dk = part == NEAR ? work->dk : work->ddistant;
+    if (tile->parts != part) {
+      select_part(call, tile, part, w, INTERIOR(work->transposed), 1);
+      w = INTERIOR(work->transposed);
+    }
+    product(n, width / PANEL, m, w, TILE_STRIDE, 1, k + key, width, PANEL, dq + query, width, 1);
+    product(m, width / PANEL, n, w, 1, TILE_STRIDE, q + query, width, PANEL, dk + key, width, 1);
+  }
 }
 
 static void backward_tile(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
@@ -1343,21 +1578,30 @@ static void backward_tile(const Call *call, const Tile *tile, Backward *work, co
   float *logits = INTERIOR(work->logits), *dlogits = INTERIOR(work->dlogits);
   const Operands operands = {
       .q = work->q + first_query * width,
-      .raw_q = work->raw_q + first_query * width,
+      .raw_q = work->raw_q + first_query * QUERY_WIDTH(call),
       .k_panels = work->k_panels + first_key * call->head_dim,
+      .left = OFFSET(work->left, first_query * width),
+      .right = OFFSET(work->right, first_query * width),
+      .distant_panels = OFFSET(work->distant_panels, first_key * call->head_dim),
       .k = work->k + first_key * width,
-      .raw_k = work->raw_k + first_key * width,
+      .raw_k = work->raw_k + first_key * KEY_WIDTH(call),
       .far_query_term = {work->far_query_term[0] + first_query, work->far_query_term[1] + first_query},
       .far_key_term = {work->far_key_term[0] + first_key, work->far_key_term[1] + first_key},
+      .query_level = {OFFSET(work->query_level[0], first_query), OFFSET(work->query_level[1], first_query)},
+      .key_level = {OFFSET(work->key_level[0], first_key), OFFSET(work->key_level[1], first_key)},
+      .temperature = OFFSET(work->temperature, first_query),
       .tables = tables,
       .transposed = INTERIOR(work->transposed),
       .scaled_q = work->scaled_q,
+      .untempered = work->untempered ? INTERIOR(work->untempered) : NULL,
   };
   tile_logits(call, tile, &operands, logits, tables->gain ? INTERIOR(work->content) : NULL);
   logit_gradients(call, tile, work, tables, logits);
   if (call->softcap > 0) uncap_gradients(call, tile, logits, dlogits);
   value_gradients(call, tile, work, grads);
+  if (call->temperature.data) temperature_gradients(tile, work);
   if (grads->bias) collect_scalars(call, tile, work, dlogits, grads->bias);
+  if (HAS_LEVELS(call)) level_gradients(call, tile, work, &operands, grads);
   const float scale = (float)call->scale;
   for (Int i = 0; i < n; i++)
     for (Int j = 0; j < m; j += LANES) {
@@ -1374,10 +1618,7 @@ static void backward_tile(const Call *call, const Tile *tile, Backward *work, co
     return;
   }
   if (tables->gain) scalar_gain_gradients(call, tile, work, tables, grads);
-  product(n, width / PANEL, m, dlogits, TILE_STRIDE, 1, operands.k, width, PANEL, work->dq + first_query * width, width,
-          1);
-  product(m, width / PANEL, n, dlogits, 1, TILE_STRIDE, operands.q, width, PANEL, work->dk + first_key * width, width,
-          1);
+  content_gradients(call, tile, work);
 }
 
 /* −Σ_i (weight of the sink) · delta_i, over the queries of a head */
@@ -1388,11 +1629,37 @@ static float sink_gradient(const Call *call, Int h, const Backward *work) {
   return (float)sum;
 }
 
+/* Levels and temperatures of a head, with gradients of 0 */
+static void read_head_numbers(const Call *call, Int b, Int h, Backward *work) {
+  const size_t queries = (size_t)call->queries, keys = (size_t)call->keys;
+  if (call->query_level.data)
+    read_numbers(&call->query_level, b, h, 0, call->queries, work->query_level[0], work->query_level[1]);
+  if (call->key_level.data) read_numbers(&call->key_level, b, h, 0, call->keys, work->key_level[0], work->key_level[1]);
+  if (call->temperature.data) read_numbers(&call->temperature, b, h, 0, call->queries, work->temperature, NULL);
+  if (HAS_LEVELS(call)) memset(work->dquery_level, 0, 8 * queries), memset(work->dkey_level, 0, 8 * keys);
+  if (call->temperature.data) memset(work->dtemperature, 0, 8 * queries);
+}
+
+static void write_head_numbers(const Call *call, Int b, Int h, const Backward *work) {
+  if (call->query_level.data) write_numbers(&call->dquery_level, b, h, call->queries, work->dquery_level);
+  if (call->key_level.data) write_numbers(&call->dkey_level, b, h, call->keys, work->dkey_level);
+  if (call->temperature.data) write_numbers(&call->dtemperature, b, h, call->queries, work->dtemperature);
+}
+
 /* The gradients of one query head; those of its keys, values and tables are added to `work` */
 static void backward_head(const Call *call, Int b, Int h, Backward *work, const Tables *tables) {
   const Int d = call->head_dim, width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), queries = call->queries;
+  const Int query_dim = call->query_dim, query_width = QUERY_WIDTH(call);
   read_rows(&call->q, call->bf16, b, h, 0, queries, d, width, work->q);
-  if (call->has_raw) read_rows(&call->raw_q, call->bf16, b, h, 0, queries, d, width, work->raw_q);
+  if (call->raw_q.data)
+    read_rows(&call->raw_q, call->raw_q_bf16, b, h, 0, queries, query_dim, query_width, work->raw_q);
+  if (call->distant.data) {
+    read_rows(&call->left, call->bf16, b, h, 0, queries, d, width, work->left);
+    read_rows(&call->right, call->bf16, b, h, 0, queries, d, width, work->right);
+    memset(work->dleft, 0, (size_t)(4 * queries * width));
+    memset(work->dright, 0, (size_t)(4 * queries * width));
+  }
+  read_head_numbers(call, b, h, work);
   read_rows(&call->grad, 0, b, h, 0, queries, call->value_dim, value_width, work->grad);
   memcpy(work->lse, call->lse + (b * call->heads + h) * queries * 2, (size_t)(8 * queries));
   for (Int i = 0; i < queries; i++) { /* Σ_j weight · gradient of the weight = gradient · output */
@@ -1403,17 +1670,23 @@ static void backward_head(const Call *call, Int b, Int h, Backward *work, const 
   }
   if (call->dsinks) call->dsinks[b * call->heads + h] = sink_gradient(call, h, work);
   memset(work->dq, 0, (size_t)(4 * queries * width));
-  if (call->has_raw) memset(work->draw_q, 0, (size_t)(4 * queries * width));
-  if (call->query) far_terms(call, queries, width, work->raw_q, tables->query_rows, work->far_query_term);
-  if (call->key) far_terms(call, call->keys, width, work->raw_k, tables->key_rows, work->far_key_term);
+  if (call->raw_q.data) memset(work->draw_q, 0, (size_t)(4 * queries * query_width));
+  if (call->query) far_terms(call, queries, query_width, work->raw_q, tables->query_rows, work->far_query_term);
+  if (call->key) far_terms(call, call->keys, KEY_WIDTH(call), work->raw_k, tables->key_rows, work->far_key_term);
   if (call->value) far_terms(call, queries, value_width, work->grad, tables->value_rows, work->far_value_term);
   for (Int first_key = 0; first_key < call->keys; first_key += TILE)
     for (Int first_query = 0; first_query < queries; first_query += TILE) {
       const Tile tile = make_tile(call, b, h, first_query, first_key, work->q_spans, work->k_spans);
       if (tile.kind != SKIP) backward_tile(call, &tile, work, tables, &work->head_grads);
     }
+  if (call->distant.data) {
+    write_rows(&call->dleft, call->bf16, b, h, 0, queries, d, width, work->dleft);
+    write_rows(&call->dright, call->bf16, b, h, 0, queries, d, width, work->dright);
+  }
+  write_head_numbers(call, b, h, work);
   write_rows(&call->dq, call->bf16, b, h, 0, queries, d, width, work->dq);
-  if (call->has_raw) write_rows(&call->draw_q, call->bf16, b, h, 0, queries, d, width, work->draw_q);
+  if (call->raw_q.data)
+    write_rows(&call->draw_q, call->raw_q_bf16, b, h, 0, queries, query_dim, query_width, work->draw_q);
 }
 
 /* Adds n numbers to others and sets them to zero */
@@ -1427,9 +1700,10 @@ static void move_table_gradients(const Call *call, TableGradients *from, TableGr
   const Int columns = PADDED_COLUMNS(call), width = HEAD_WIDTH(call);
   move_sums(from->bias, to->bias, columns);
   move_sums(from->gain, to->gain, columns * (call->vector_gain ? width : 1));
-  move_sums(from->query, to->query, columns * width);
-  move_sums(from->key, to->key, columns * width);
+  move_sums(from->query, to->query, columns * QUERY_WIDTH(call));
+  move_sums(from->key, to->key, columns * KEY_WIDTH(call));
   move_sums(from->value, to->value, columns * VALUE_WIDTH(call));
+  move_sums(from->level, to->level, columns);
 }
 
 /* The gradients of tables, of each thread and of each head that the thread may meet. Heads share them if no table is
@@ -1458,17 +1732,23 @@ static Int first_head(const Call *call, Int team, Int thread) {
 static void backward_task(const Call *call, Int b, Int kv, Int thread, Backward *work, const Tables *tables,
                           const GradientMemory *all) {
   const Int d = call->head_dim, width = HEAD_WIDTH(call), dv = call->value_dim, value_width = VALUE_WIDTH(call);
-  const Int keys = call->keys, group = call->heads / call->kv_heads;
+  const Int keys = call->keys, group = call->heads / call->kv_heads, key_dim = call->key_dim;
+  const Int key_width = KEY_WIDTH(call);
   read_rows(&call->k, call->bf16, b, kv, 0, keys, d, width, work->k);
-  if (call->has_raw) read_rows(&call->raw_k, call->bf16, b, kv, 0, keys, d, width, work->raw_k);
+  if (call->raw_k.data) read_rows(&call->raw_k, call->raw_k_bf16, b, kv, 0, keys, key_dim, key_width, work->raw_k);
   into_panels(keys, d, width, work->k, work->k_panels);
+  if (call->distant.data) {
+    read_rows(&call->distant, call->bf16, b, kv, 0, keys, d, width, work->distant);
+    into_panels(keys, d, width, work->distant, work->distant_panels);
+    memset(work->ddistant, 0, (size_t)(4 * keys * width));
+  }
   read_rows(&call->v, call->bf16, b, kv, 0, keys, dv, value_width, work->dv); /* its memory is not in use yet */
   into_panels(keys, dv, value_width, work->dv, work->v_panels);
   find_spans(call->q_pos + b * call->q_pos_stride, call->queries, work->q_spans);
   find_spans(call->k_pos + b * call->k_pos_stride, keys, work->k_spans);
   memset(work->dv, 0, (size_t)(4 * keys * value_width));
   memset(work->dk, 0, (size_t)(4 * keys * width));
-  if (call->has_raw) memset(work->draw_k, 0, (size_t)(4 * keys * width));
+  if (call->raw_k.data) memset(work->draw_k, 0, (size_t)(4 * keys * key_width));
   for (Int h = kv * group; h < (kv + 1) * group; h++) {
     backward_head(call, b, h, work, tables + h);
     const Int slot = tables_per_head(call) ? h - first_head(call, all->team, thread) : 0;
@@ -1476,7 +1756,8 @@ static void backward_task(const Call *call, Int b, Int kv, Int thread, Backward 
     move_table_gradients(call, &work->head_grads, &grads);
   }
   write_rows(&call->dk, call->bf16, b, kv, 0, keys, d, width, work->dk);
-  if (call->has_raw) write_rows(&call->draw_k, call->bf16, b, kv, 0, keys, d, width, work->draw_k);
+  if (call->distant.data) write_rows(&call->ddistant, call->bf16, b, kv, 0, keys, d, width, work->ddistant);
+  if (call->raw_k.data) write_rows(&call->draw_k, call->raw_k_bf16, b, kv, 0, keys, key_dim, key_width, work->draw_k);
   write_rows(&call->dv, call->bf16, b, kv, 0, keys, dv, value_width, work->dv);
 }
 
@@ -1498,10 +1779,12 @@ static void sum_table_gradients(const Call *call, const GradientMemory *all) {
       const TableGradients grads = gradients_at(call, all, thread, slot);
 #define OF_HEAD(name, size) (call->d##name + (call->name##_heads == 1 ? 0 : h) * call->columns * (size))
       if (grads.bias) add_columns(call, grads.bias, 1, 1, OF_HEAD(bias, 1));
+      if (grads.level) add_columns(call, grads.level, 1, 1, OF_HEAD(level, 1));
       if (grads.gain && !call->vector_gain) add_columns(call, grads.gain, 1, 1, OF_HEAD(gain, 1));
       if (grads.gain && call->vector_gain) add_columns(call, grads.gain, d, width, OF_HEAD(gain, d));
-      if (grads.query) add_columns(call, grads.query, d, width, OF_HEAD(query, d));
-      if (grads.key) add_columns(call, grads.key, d, width, OF_HEAD(key, d));
+      if (grads.query)
+        add_columns(call, grads.query, call->query_dim, QUERY_WIDTH(call), OF_HEAD(query, call->query_dim));
+      if (grads.key) add_columns(call, grads.key, call->key_dim, KEY_WIDTH(call), OF_HEAD(key, call->key_dim));
       if (grads.value)
         add_columns(call, grads.value, call->value_dim, VALUE_WIDTH(call), OF_HEAD(value, call->value_dim));
 #undef OF_HEAD

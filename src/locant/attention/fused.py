@@ -1,7 +1,7 @@
 """Our own CPU kernel: every table, forward and backward, at nearly the cost of plain attention, memory linear in L.
 
 The kernel is `fused.c`, which `build.py` compiles at first use. This file makes it two operators of `torch.library`,
-with shapes for `torch.compile` and a gradient for q, k, v, each table and the sinks. `Call` is the record of their
+with shapes for `torch.compile` and a gradient for every tensor of floating-point numbers. `Call` is the record of their
 arguments. Operators take flat arguments, so a call is written `forward(*call)` and read back as `Call(*arguments)`.
 
 Dropout is a hash of a seed and the pair: the backward pass drops the same weights again, and none are stored.
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from locant.attention.build import build
@@ -43,19 +42,27 @@ class Call(NamedTuple):
     q: Tensor  # [B, H, Lq, D], rotated, as are the keys
     k: Tensor  # [B, Hkv, Lk, D]
     v: Tensor  # [B, Hkv, Lk, Dv]
-    raw_q: Tensor | None  # q and k without the rotation, for the query and key terms; None if they do not differ
-    raw_k: Tensor | None
+    raw_q: Tensor | None  # [B, H, Lq, P], the vectors that the table `query` meets; None: q
+    raw_k: Tensor | None  # [B, Hkv, Lk, T], the vectors that the table `key` meets; None: k
+    left: Tensor | None  # [B, H, Lq, D], the queries and keys of the content product at a distance (`terms.Far`)
+    right: Tensor | None  # [B, H, Lq, D]
+    distant: Tensor | None  # [B, Hkv, Lk, D]
+    query_level: Tensor | None  # [B, H, Lq], float64, as are the next two
+    key_level: Tensor | None  # [B, H, Lk]
+    temperature: Tensor | None  # [B, H, Lq]
     bias: Tensor | None  # [1 or H, R]
     gain: Tensor | None  # [1 or H, R] or [1 or H, R, D]
-    query: Tensor | None  # [1 or H, R, D]
-    key: Tensor | None  # [1 or H, R, D]
+    query: Tensor | None  # [1 or H, R, P]
+    key: Tensor | None  # [1 or H, R, T]
     value: Tensor | None  # [1 or H, R, Dv]
+    level: Tensor | None  # [1 or H, R]
     sinks: Tensor | None  # [H], one more logit per head, without a value
     q_pos: Tensor  # [B, Lq], int64
     k_pos: Tensor  # [B, Lk], int64
     mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]
     seed: Tensor  # [1], int64; of the dropout
     first_offset: int  # the offset of column 0
+    distance: int  # beyond it the content product is that of left, right and distant
     scale: float
     softcap: float | None
     lowest: int | None  # the offsets that are visible, from lowest to highest; None: no limit
@@ -70,8 +77,9 @@ SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in FIELD_TYPES.
 """The fields of `Call` in the language of torch.library."""
 
 TENSORS = tuple(name for name, kind in FIELD_TYPES.items() if kind in (Tensor, Tensor | None))
-TABLES = ("bias", "gain", "query", "key", "value")
-CONTENT = ("q", "k", "v", "raw_q", "raw_k")
+TABLES = ("bias", "gain", "query", "key", "value", "level")
+NUMBERS = ("query_level", "key_level", "temperature")
+CONTENT = ("q", "k", "v", "raw_q", "raw_k", "left", "right", "distant", *NUMBERS)
 IF_WANTED = (*TABLES, "sinks")
 WITH_GRADIENT = (*CONTENT, *IF_WANTED)
 """The order of the gradients that `backward` returns."""
@@ -80,37 +88,56 @@ NO_GRADIENTS = Call(*(None for _ in Call._fields))  # type: ignore[arg-type]
 
 def make_call(request: Request) -> Call:
     """The call that computes a request."""
-    q, k = request.rotated
-    v, raw_q, raw_k = request.v, None, None
-    tables = {name: getattr(request.terms, name) for name in TABLES}
-    if q is not request.q or k is not request.k:
-        # rotate may widen, in dtype (not beyond float32, see `choice.fused_unsupported`) and in size
-        dtype = request.content_dtype
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        if request.terms.query is not None or request.terms.key is not None:
-            wider = (0, q.shape[3] - request.q.shape[3])
-            raw_q, raw_k = F.pad(request.q.to(dtype), wider), F.pad(request.k.to(dtype), wider)
-            tables |= {name: F.pad(tables[name], wider) for name in ("query", "key") if tables[name] is not None}
-    b = request.q.shape[0]
+    b, h = request.q.shape[:2]
+    numbers = {name: getattr(request.sides, name) for name in NUMBERS}
     return Call(
-        q=q,
-        k=k,
-        v=v,
-        raw_q=raw_q,
-        raw_k=raw_k,
-        **tables,
+        **_content(request),
+        **{name: None if x is None else x.double().expand(b, h, -1) for name, x in numbers.items()},
+        **{name: getattr(request.terms, name) for name in TABLES},
         sinks=request.sinks,
         q_pos=request.q_pos.expand(b, -1),
         k_pos=request.k_pos.expand(b, -1),
         mask=request.mask,
         seed=torch.randint(2**62, (1,)) if request.dropout else torch.zeros(1, dtype=torch.int64),
         first_offset=request.offsets.lo,
+        distance=0 if request.far is None else request.far.window,
         scale=request.scale,
         softcap=request.softcap,
         lowest=request.limits[0],
         highest=request.limits[1],
         dropout=request.dropout,
     )
+
+
+def _content(request: Request) -> dict[str, Tensor | None]:
+    """The queries, keys and values of a call, by name.
+
+    They have one dtype, that of the widest rotation: not beyond float32, see `choice.fused_unsupported`. Side vectors
+    are in float32.
+    """
+    (q, k), far, sides, terms = request.rotated, request.far, request.sides, request.terms
+    rotated = q is not request.q or k is not request.k
+    found: dict[str, Tensor | None] = {
+        "q": q,
+        "k": k,
+        "v": request.v,
+        "raw_q": request.q if rotated and terms.query is not None else None,
+        "raw_k": request.k if rotated and terms.key is not None else None,
+        "left": None if far is None else far.left,
+        "right": None if far is None else far.right,
+        "distant": None if far is None else far.keys,
+    }
+    dtype = request.content_dtype
+    found = {name: None if x is None else x.to(dtype) for name, x in found.items()}
+    if sides.query is not None:
+        found["raw_q"] = sides.query.float()
+    if sides.key is not None:  # it has all heads
+        groups = q.shape[1] // k.shape[1]
+        found |= {
+            name: x.repeat_interleave(groups, dim=1) for name in ("k", "v", "distant") if (x := found[name]) is not None
+        }
+        found["raw_k"] = sides.key.float()
+    return found
 
 
 # ------------------------------------------------------------------------------------------------- operators
@@ -225,7 +252,7 @@ def _kept(call: Call) -> Tensor:
     """
     b, lk = call.q.shape[0], call.k.shape[2]
     with torch.no_grad():
-        nothing: dict[str, Any] = dict.fromkeys(("raw_q", "raw_k", *IF_WANTED, "mask", "softcap", "lowest", "highest"))
+        nothing: dict[str, Any] = dict.fromkeys((*CONTENT[3:], *IF_WANTED, "mask", "softcap", "lowest", "highest"))
         units = torch.eye(lk, dtype=call.q.dtype).expand(b, call.k.shape[1], lk, lk)
         plain = call._replace(q=torch.zeros_like(call.q), k=torch.zeros_like(call.k), v=units, **nothing)
         weights: Tensor = forward(*plain)[0]
@@ -275,7 +302,7 @@ backward = torch.ops.locant.attend_backward.default
 
 
 class _View(ctypes.Structure):
-    """`View` in fused.c: a tensor of four dimensions."""
+    """`View` in fused.c: a tensor of up to four dimensions."""
 
     _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 4)]
 
@@ -288,8 +315,9 @@ class _View(ctypes.Structure):
         return cls(x.data_ptr(), (ctypes.c_int64 * 4)(*strides))
 
 
-_SIZES = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "columns", "first_offset",
-          "lowest", "highest", "bf16", "threads", "has_raw", "vector_gain", "seed")  # fmt: skip
+_SIZES = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "query_dim", "key_dim", "columns",
+          "first_offset", "lowest", "highest", "distance", "bf16", "raw_q_bf16", "raw_k_bf16", "threads", "vector_gain",
+          "seed")  # fmt: skip
 
 
 class _CallStruct(ctypes.Structure):
@@ -330,11 +358,14 @@ class _Kernel:
         c.batch, c.heads, c.queries, c.head_dim = b, h, lq, d
         c.kv_heads, c.keys, c.value_dim = call.k.shape[1], lk, call.v.shape[3]
         c.columns = next((x.shape[1] for x in tables.values()), 1)
-        c.first_offset, c.seed, c.scale, c.dropout = call.first_offset, int(call.seed), call.scale, call.dropout
+        c.first_offset, c.distance, c.seed = call.first_offset, call.distance, int(call.seed)
+        c.scale, c.dropout = call.scale, call.dropout
         c.lowest = -(2**63) if call.lowest is None else call.lowest
         c.highest = 2**63 - 1 if call.highest is None else call.highest
-        c.bf16, c.threads = call.q.dtype == torch.bfloat16, torch.get_num_threads()
-        c.has_raw, c.vector_gain = call.raw_q is not None, call.gain is not None and call.gain.ndim == 3
+        raw_q, raw_k = (call.q if call.raw_q is None else call.raw_q), (call.k if call.raw_k is None else call.raw_k)
+        c.query_dim, c.key_dim = raw_q.shape[3], raw_k.shape[3]
+        c.bf16, c.raw_q_bf16, c.raw_k_bf16 = (x.dtype == torch.bfloat16 for x in (call.q, raw_q, raw_k))
+        c.threads, c.vector_gain = torch.get_num_threads(), call.gain is not None and call.gain.ndim == 3
         for name in CONTENT:
             setattr(c, name, _View.of(getattr(call, name)))
         c.out, c.mask = _View.of(out), _View.of(mask)

@@ -75,8 +75,9 @@ class Request:
 
     @property
     def content_dtype(self) -> torch.dtype:
-        """The dtype that holds the rotated queries and keys: that of q, or a wider one if `rotate` widens."""
-        return torch.promote_types(self.rotated[0].dtype, self.rotated[1].dtype)
+        """The dtype that holds all rotated queries and keys: that of q, or a wider one if a rotation widens."""
+        far = () if self.far is None else (self.far.left, self.far.right, self.far.keys)
+        return reduce(torch.promote_types, (x.dtype for x in (*self.rotated, *far)))
 
     @property
     def wide(self) -> torch.dtype:
@@ -163,7 +164,7 @@ def prepare(
     terms, sides = joined(terms, find_sides(scheme, q, k, where, x, scale), q, k, scheme)
     return Request(
         q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, sides=sides,
-        rotated=_rotate(scheme, q, k, positions), far=scheme.rotate_far(q, k, *where) if scheme.has_far else None,
+        rotated=_rotate(scheme, q, k, positions), far=_rotate_far(scheme, q, k, where, terms),
         positions=positions, mask=mask, additive=_additive(additive_mask, q, lk, wide), causal=causal,
         window=(left, right), limits=limits, scale=scale, softcap=softcap, sinks=_sinks(sinks, q, wide),
         dropout=dropout, need_weights=need_weights,
@@ -282,6 +283,18 @@ def _rotate(scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tenso
         if x.dtype not in FLOATS or torch.promote_types(x.dtype, q.dtype) != x.dtype:
             raise TypeError(f"{scheme}.rotate must return {name} in {q.dtype} or a wider dtype, got {x.dtype}")
     return rotated
+
+
+def _rotate_far(
+    scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None, terms: Terms
+) -> Far | None:
+    """The queries and keys of the content product at a distance; None if the scheme has none."""
+    if not scheme.has_far:
+        return None
+    if terms.gain is not None and terms.gain.ndim == 3:
+        raise ValueError(f"{scheme} rotates far keys differently, and its gain must be [H, R]; got one per coordinate")
+    assert positions is not None
+    return scheme.rotate_far(q, k, *positions)
 
 
 def _check_positions(name: str, pos: Tensor, b: int, length: int, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from locant.attention import eager
 from locant.attention.offsets import Offsets
 from locant.attention.request import Request
 from locant.schemes.nope import Nope
-from locant.terms import Sides, Terms
+from locant.terms import Far, Sides, Terms
 
 WIDE = torch.float64
 
@@ -65,19 +65,25 @@ def output_of_call(call: Any, tensors: Mapping[str, Tensor], kept: Tensor | None
     tensors  its differentiable fields, by name.
     kept     [B, H, Lq, Lk], the factors of the weights under dropout; None without dropout.
     """
-    tables: dict[str, Any] = {name: tensors.get(name) for name in ("bias", "gain", "query", "key", "value")}
+    tables: dict[str, Any] = {name: tensors.get(name) for name in ("bias", "gain", "query", "key", "value", "level")}
+    numbers: dict[str, Any] = {name: tensors.get(name) for name in ("query_level", "key_level", "temperature")}
     terms = Terms(**tables)
     columns = next((x.shape[1] for x in terms.tables().values()), 1)
     request = Request(
         q=tensors["q"], k=tensors["k"], v=tensors["v"], scheme=Nope(), terms=terms,
         offsets=Offsets(call.first_offset, columns, call.q.device), rotated=(tensors["q"], tensors["k"]),
-        sides=Sides(), far=None, positions=(call.q_pos, call.k_pos), mask=call.mask, additive=None, causal=False,
-        window=(None, None), limits=(call.lowest, call.highest), scale=call.scale, softcap=call.softcap,
+        sides=Sides(**numbers), far=None, positions=(call.q_pos, call.k_pos), mask=call.mask, additive=None,
+        causal=False, window=(None, None), limits=(call.lowest, call.highest), scale=call.scale, softcap=call.softcap,
         sinks=tensors.get("sinks"), dropout=0.0, need_weights=False,
     )  # fmt: skip
     groups = call.q.shape[1] // call.k.shape[1]
-    keys = {name: tensors[name].repeat_interleave(groups, dim=1) for name in ("k", "v", "raw_k") if name in tensors}
+    keys = {
+        name: tensors[name].repeat_interleave(groups, dim=1)
+        for name in ("k", "v", "raw_k", "distant")
+        if name in tensors
+    }
     raw_q, raw_k = tensors.get("raw_q", tensors["q"]), keys.get("raw_k", keys["k"])
-    content = eager.Content(tensors["q"], keys["k"])
+    far = Far(call.distance, tensors["left"], tensors["right"], keys["distant"]) if "distant" in tensors else None
+    content = eager.Content(tensors["q"], keys["k"], far)
     out, _ = eager.attend_rows(request, slice(None), raw_q, raw_k, keys["v"], content, kept=kept)
     return out
