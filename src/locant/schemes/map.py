@@ -9,7 +9,7 @@ Where it has tables, that is the offset r = j − i, by an odd function:
     terms(f(r))        f(−r) = −f(r), by default f(r) = sign(r)·f(|r|)
 
 A bias therefore stays a function of r, and costs what it costs without the map. Mapping positions instead would give
-f(j) − f(i). For groups the two differ by at most one group, and for f(p) = p / factor they are equal. `recurrent` is
+f(j) − f(i). For `grouped` the two differ by at most one, and for f(p) = p / factor they are equal. `recurrent` is
 the exception: positions start again inside a text, offsets do not. Numbers that a scheme computes for each token
 (`Scheme.sides`) keep the true positions.
 
@@ -85,7 +85,6 @@ class Map(Scheme):
             setattr(self, name, getattr(self.scheme, name))
         for name in ("reads_queries", "reads_keys", "read_width", "has_levels"):
             setattr(self, name, getattr(self.scheme, name))
-        self.register_load_state_dict_pre_hook(_take_names_without_map)
 
     # ---- the map -----------------------------------------------------------------------------------
 
@@ -169,10 +168,9 @@ class Map(Scheme):
             return self.scheme.embed(at)
         below = at.floor().long()
         above = below + 1 if limit is None else (below + 1).clamp(max=limit - 1)
-        lower, upper = self.scheme.embed(below), self.scheme.embed(above)
-        assert lower is not None
-        assert upper is not None
-        return _between(wide(lower), wide(upper), (at - below)[..., None]).to(lower.dtype)
+        both = self.scheme.embed(torch.stack([below, above]))
+        assert both is not None
+        return _between(*wide(both), (at - below)[..., None]).to(both.dtype)
 
     def rotate(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
         if not self.scheme.rotates:
@@ -191,11 +189,12 @@ class Map(Scheme):
             terms = self.scheme.terms(at)
             return terms if terms.pair is None else Terms(**terms.tables(), pair=self._mapped(terms.pair))
         below = at.floor().long()
-        lower, upper = self.scheme.terms(below), self.scheme.terms(below + 1)
+        # In one call: the gradient of a parameter is rounded to its dtype once.
+        both = self.scheme.terms(torch.cat([below, below + 1]))
         tables: dict[str, Any] = {}
-        for name, table in lower.tables().items():
+        for name, table in both.tables().items():
             share = (at - below)[None, :, None] if table.ndim == 3 else (at - below)[None, :]
-            tables[name] = _between(table, upper.tables()[name], share)
+            tables[name] = _between(*table.split(len(r), dim=1), share)
         return Terms(**tables)
 
     def _mapped(self, pair: Pair) -> Pair:
@@ -236,6 +235,15 @@ class Map(Scheme):
     def clear_values(self) -> None:
         self.scheme.clear_values()
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Takes a state that was saved without the map, too: NAME becomes scheme.NAME."""
+        own = {*self._parameters, *self._buffers, *self._modules}
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            name = key.removeprefix(prefix)
+            if name.partition(".")[0] not in own:
+                state_dict[f"{prefix}scheme.{name}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     # ---- spelling ----------------------------------------------------------------------------------
 
     @classmethod
@@ -271,7 +279,7 @@ def _first(f: Callable[[Tensor], Tensor], limit: int) -> int | None:
     """The smallest n ≥ 0 with f(n) ≥ limit, by bisection; f does not decrease."""
 
     def there(n: int) -> bool:
-        return float(exact(f(torch.tensor([n])))) >= limit
+        return float(exact(f(torch.tensor([n], device="cpu")))) >= limit  # models are opened on "meta"
 
     if there(0):
         return 0
@@ -288,14 +296,5 @@ def _first(f: Callable[[Tensor], Tensor], limit: int) -> int | None:
 
 def _first_scanned(f: Callable[[Tensor], Tensor], limit: int) -> int | None:
     """The smallest n ≥ 0 with f(n) ≥ limit among the first positions."""
-    found = (f(torch.arange(max(2 * limit, SCANNED))) >= limit).nonzero()
+    found = (f(torch.arange(max(2 * limit, SCANNED), device="cpu")) >= limit).nonzero()
     return int(found[0]) if len(found) else None
-
-
-def _take_names_without_map(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Renames the entries of a state that was saved without the map: NAME becomes scheme.NAME."""
-    own = {*module._parameters, *module._buffers, *module._modules}
-    for key in [key for key in state if key.startswith(prefix)]:
-        name = key.removeprefix(prefix)
-        if name.partition(".")[0] not in own:
-            state[f"{prefix}scheme.{name}"] = state.pop(key)

@@ -7,7 +7,7 @@
 
 Far offsets continue where the window ends. Rotations take two products (`terms.Far`), and the offset of a far pair
 depends on where the groups begin, so a rotary scheme is no longer shift-invariant. For tables the map is a function of
-r; the two differ by at most one.
+r; the two differ by at most one if `size` divides `window`, else by at most two.
 
 Absolute positions have no offset to map: a vector that is added to a token cannot depend on the key.
 """

@@ -17,6 +17,7 @@ from locant.testing.subject import Subject, effects, rebuild
 
 TIGHT = 1e-9  # float64 against float64, where only the order of operations differs
 FAR = 100_000
+STEPS = (97, 9_973)  # between the positions of neighbours, for shifts of sparse positions
 
 
 class NotApplicable(Exception):
@@ -98,6 +99,10 @@ def _shift(subject: Subject) -> None:
         if embedded is not None and moved is not None:
             change = max(change, _distance(embedded, moved))
         change = max(change, _distance(before, subject.logits(pos, pos + by)))
+    # A map may change nothing but positions that are far apart.
+    for step in () if limit is not None else STEPS:
+        apart = subject.logits(pos, step * pos)
+        change = max([change, *(_distance(apart, subject.logits(pos, step * pos + by)) for by in (1, step // 2))])
     if not tried:
         raise NotApplicable(f"there is no room for a shift within {limit} positions")
     if subject.scheme.shift_invariant:
