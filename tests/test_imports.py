@@ -12,7 +12,7 @@ from locant import imports
 from locant.experiments import comparison
 from locant.runs.budget import Budget
 from tests.command_line import locant_command
-from tests.hf_models import make
+from tests.hf_models import inputs, make, output
 
 CODE = """
 from pathlib import Path
@@ -42,6 +42,7 @@ TINY = "quick:length=16,longest=1,batch=4,layers=1,width=16,heads=2,vocabulary=3
 def forget():
     """A function that forgets all imported code, as a new process would; also called at the end."""
     schemes, loaded, path = dict(locant.SCHEMES), dict(imports._LOADED), list(sys.path)
+    maps = dict(locant.schemes.MAPS)
 
     def all_of_it():
         for name in imports._LOADED.keys() - loaded.keys():
@@ -50,6 +51,8 @@ def forget():
         imports._LOADED.update(loaded)
         locant.SCHEMES.clear()
         locant.SCHEMES.update(schemes)
+        locant.schemes.MAPS.clear()
+        locant.schemes.MAPS.update(maps)
         assert sys.path == path
 
     yield all_of_it
@@ -80,10 +83,48 @@ def test_files_and_modules_by_name(mine, forget):
     )
 
 
+MAP = """
+from locant.schemes import Map
+
+class Halved(Map):
+    monotone = True
+
+    def __init__(self, scheme, *, by: int = 2):
+        super().__init__(scheme)
+        self.by = by
+
+    def positions(self, pos):
+        return pos // self.by
+"""
+
+
+def test_maps_of_your_own(mine, forget):
+    path, _ = mine
+    path.write_text(MAP)
+    imports.load(path)
+    assert "halved" in locant.schemes.MAPS
+    assert "halved" not in locant.SCHEMES
+    spec = "tisa@halved:by=3+rope@grouped"
+    assert str(locant.scheme(spec, n_heads=4, head_dim=8)) == spec
+    assert imports.needed([spec, "rope/nope@halved"]).keys() == {"halved"}
+    model = locant.swap(make("bert"), spec)
+    model.save_pretrained(path.parent / "model")
+    assert (path.parent / "model" / "my_schemes.py").read_text() == MAP
+    before = output(model, **inputs("bert"))
+    forget()
+    with pytest.raises(ValueError, match=r"uses the scheme 'halved' of 'my_schemes\.py'"):
+        locant.load(path.parent / "model")
+    again = locant.load(path.parent / "model", imports=path.parent / "model" / "my_schemes.py").eval()
+    assert torch.equal(output(again, **inputs("bert")), before)
+    forget()
+    assert imports.expanded("rope@my_schemes:Halved:by=3@grouped:size=2") == "rope@halved:by=3@grouped:size=2"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("import locant\nclass Alibi(locant.Scheme): pass", "alibi is already a scheme .* rename it"),
+        ("from locant.schemes import Map\nclass Grouped(Map): pass", "grouped is already a scheme or map .* rename it"),
         ("1 / 0", "my_schemes.py could not be imported: ZeroDivisionError"),
     ],
 )

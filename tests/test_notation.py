@@ -31,3 +31,19 @@ def test_unknown_names_are_rejected():
 def test_a_spec_is_a_string():
     with pytest.raises(TypeError, match="a spec is a string such as 'tisa:kernels=5', got int: 5"):
         notation.parse(5)
+
+
+def test_maps_follow_a_scheme():
+    assert notation.parse("tisa:kernels=5 @ SelfExtend: window=8, size = 4@grouped +rope@interpolated:factor=1e+1") == [
+        notation.Part("tisa", {"kernels": "5"}, (
+            notation.Part("selfextend", {"window": "8", "size": "4"}), notation.Part("grouped", {}),
+        )),
+        notation.Part("rope", {}, (notation.Part("interpolated", {"factor": "1e+1"}),)),
+    ]  # fmt: skip
+    assert notation.split("tisa:kernels=5@selfextend:window=8,size=4,nope,rope@grouped") == [
+        "tisa:kernels=5@selfextend:window=8,size=4", "nope", "rope@grouped",
+    ]  # fmt: skip
+    assert notation.layers("rope@grouped:size=2/nope") == ["rope@grouped:size=2", "nope"]
+    assert notation.names("rope@grouped+tisa@selfextend@grouped") == {"rope", "grouped", "tisa", "selfextend"}
+    with pytest.raises(ValueError, match="unknown map 'x'; known maps: a, b"):
+        notation.check_names(notation.parse("rope@x"), ["rope"], ["a", "b"])

@@ -110,15 +110,16 @@ def _in_words(source: str, problem: BaseException) -> BaseException:
 
 
 def _register(module: ModuleType) -> None:
-    """Makes the schemes of a module known, by the names of their classes in lower case."""
+    """Makes the schemes and maps of a module known, by the names of their classes in lower case."""
+    maps = _classes(module, schemes.Map)
     for cls in _classes(module, schemes.Scheme):
         name = cls.name()
-        known = schemes.SCHEMES.get(name)
+        known = schemes.class_of(name)
         if known is None or known is cls or _earlier_version(known, module):
-            schemes.SCHEMES[name] = cls
+            (schemes.MAPS if cls in maps else schemes.SCHEMES)[name] = cls
         else:
             raise ValueError(
-                f"it defines {cls.__name__}, but {name} is already a scheme ({known.__module__}); rename it"
+                f"it defines {cls.__name__}, but {name} is already a scheme or map ({known.__module__}); rename it"
             )
 
 
@@ -175,7 +176,7 @@ def expanded(specs: str) -> str:
     """
 
     def name(found: re.Match[str]) -> str:
-        if found[1].lower() in schemes.names():
+        if found[1].lower() in (*schemes.names(), *schemes.map_names()):
             return found[0]  # an option without a value, which is reported as one
         cls, _ = find(found[0], load_module=True)
         if not (isinstance(cls, type) and issubclass(cls, schemes.Scheme)):
@@ -191,9 +192,10 @@ def needed(specs: Iterable[str]) -> dict[str, Code]:
     ValueError for a scheme that was registered by hand: another process could not know it.
     """
     found = {}
-    parts = (part for spec in specs for layer in notation.layers(spec) for part in notation.parse(layer))
-    for name in {part.name for part in parts if part.name in schemes.names()} - schemes.CLASSES.keys():
-        code = code_of(schemes.SCHEMES[name])
+    used = {name for spec in specs for layer in notation.layers(spec) for name in notation.names(layer)}
+    known = {*schemes.names(), *schemes.map_names()} - schemes.CLASSES.keys() - schemes.MAP_CLASSES.keys()
+    for name in used & known:
+        code = code_of(schemes.class_of(name))
         if code is None:
             raise ValueError(
                 f"the scheme {name} is known to this process alone, and runs have processes of their own; write its "

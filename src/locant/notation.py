@@ -3,6 +3,7 @@
     tisa                                 a name
     huang4:clip=64,heads=own             with options
     tisa:kernels=5+learned:length=512    a sum
+    rope@grouped:size=4                  a scheme at mapped positions; maps can follow each other
     rope/rope/rope/nope                  a cycle over the layers
     tisa,huang4:clip=64,heads=own,nope   a list of three
 
@@ -22,11 +23,16 @@ LONGEST = 10_000
 """Characters of the longest spec for one layer."""
 
 
+MOST_MAPS = 8
+"""Maps of one scheme: each is a module around the next."""
+
+
 class Part(NamedTuple):
-    """One scheme of a sum."""
+    """One scheme of a sum, or a map."""
 
     name: str
     options: dict[str, str]  # as written; spec.py converts the values
+    maps: tuple[Part, ...] = ()  # of a scheme, the first one innermost
 
 
 def parse(spec: str) -> list[Part]:
@@ -40,7 +46,7 @@ def parse(spec: str) -> list[Part]:
     if not spec.strip():
         raise ValueError("the spec is empty; write 'nope' for no positions")
     # A plus sign joins schemes where a name follows; the one in 1e+5 belongs to the number.
-    return [_part(text.strip()) for text in re.split(r"\+(?=\s*[A-Za-z]|\s*$)", spec)]
+    return [_mapped(text) for text in re.split(r"\+(?=\s*[A-Za-z]|\s*$)", spec)]
 
 
 def layers(spec: str) -> list[str]:
@@ -70,21 +76,51 @@ OUTSIDE = {
 """Published position schemes that locant does not have, and why."""
 
 
-def check_names(parts: Iterable[Part], known: Collection[str] | None = None) -> None:
-    """Raises a ValueError for a part whose name is not in `known`, by default the names of all schemes."""
+def check_names(
+    parts: Iterable[Part], known: Collection[str] | None = None, maps: Collection[str] | None = None
+) -> None:
+    """Raises a ValueError for a part whose name is not in `known`, or whose maps are not in `maps`.
+
+    By default these are the names of all schemes and of all maps.
+    """
     known = schemes.names() if known is None else known
+    maps = schemes.map_names() if maps is None else maps
     for part in parts:
+        if part.name in maps and part.name not in known:
+            raise ValueError(f"{part.name} maps the positions of a scheme; write SCHEME@{part.name}")
         if part.name not in known:
             if part.name in OUTSIDE:
                 raise ValueError(f"{part.name} is not a scheme of locant: {OUTSIDE[part.name]}")
             hint = did_you_mean(part.name, known)
             raise ValueError(f"unknown scheme {part.name!r}{hint}; known schemes: {', '.join(known)}")
+        for name in (each.name for each in part.maps):
+            if name in known and name not in maps:
+                raise ValueError(f"{name} is a scheme, and a map must follow @: {', '.join(maps)}; join schemes by +")
+            if name not in maps:
+                raise ValueError(f"unknown map {name!r}{did_you_mean(name, maps)}; known maps: {', '.join(maps)}")
+
+
+def names(spec: str) -> set[str]:
+    """Returns the names of all schemes and maps in a spec for one layer."""
+    return {each.name for part in parse(spec) for each in (part, *part.maps)}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns the nearest known word as a question in brackets, or nothing if none is near."""
     nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {nearest[0]!r}?)" if nearest else ""
+
+
+def _mapped(text: str) -> Part:
+    """A scheme and its maps."""
+    first, *maps = (piece.strip() for piece in text.split("@"))
+    if not all(maps):
+        raise ValueError(
+            f"{text.strip()[:80]!r} has an @ without a map after it; write SCHEME@MAP, such as rope@grouped"
+        )
+    if len(maps) > MOST_MAPS:
+        raise ValueError(f"a scheme with {len(maps)} maps; at most {MOST_MAPS} can follow each other")
+    return _part(first)._replace(maps=tuple(map(_part, maps)))
 
 
 def _part(text: str) -> Part:

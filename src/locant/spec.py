@@ -3,6 +3,7 @@
     tisa                                 a name
     huang4:clip=64,heads=own             with options
     tisa:kernels=5+learned:length=512    a sum
+    rope@grouped:size=4                  a scheme at mapped positions (see `schemes/map.py`)
     rope/rope/rope/nope                  a cycle over the layers (`per_layer` only)
 
 `str(scheme)` gives the string back. The syntax is in `locant.notation`.
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from locant import notation
-from locant.schemes import SCHEMES, Scheme, Sum
+from locant.schemes import MAPS, SCHEMES, Map, Scheme, Sum
 from locant.schemes.base import DIMS
 
 LARGEST = 2**30
@@ -33,18 +34,25 @@ def scheme(
     head_dim: int | None = None,
     d_model: int | None = None,
     schemes: Mapping[str, type[Scheme]] | None = None,
+    maps: Mapping[str, type[Map]] | None = None,
 ) -> Scheme:
     """Builds a scheme from its string and the dimensions of the model.
 
     >>> scheme("tisa:kernels=5", n_heads=12, head_dim=64, d_model=768)
 
-    `schemes` maps names to classes; by default, `locant.SCHEMES`.
+    `schemes` and `maps` have a class for each name; by default, they are `locant.SCHEMES` and `locant.schemes.MAPS`.
     """
     known = SCHEMES if schemes is None else schemes
+    maps = MAPS if maps is None else maps
     dims = {"n_heads": n_heads, "head_dim": head_dim, "d_model": d_model}
     parts = notation.parse(spec)
-    notation.check_names(parts, known)
-    built = [_build(part, known[part.name], dims) for part in parts]
+    notation.check_names(parts, known, maps)
+    built = []
+    for part in parts:
+        inner = _build(part, known[part.name], dims)
+        for each in part.maps:
+            inner = _build(each, maps[each.name], dims, inner)
+        built.append(inner)
     return built[0] if len(built) == 1 else Sum(*built)
 
 
@@ -81,7 +89,8 @@ def per_layer(
     )
 
 
-def _build(part: notation.Part, cls: type[Scheme], dims: Mapping[str, int | None]) -> Scheme:
+def _build(part: notation.Part, cls: type[Scheme], dims: Mapping[str, int | None], *inner: Scheme) -> Scheme:
+    """A scheme, or a map of the scheme `inner`."""
     name = part.name
     if cls.name() != name:
         raise ValueError(
@@ -104,8 +113,9 @@ def _build(part: notation.Part, cls: type[Scheme], dims: Mapping[str, int | None
             if dims[dim] is None:
                 raise ValueError(f"{name} needs {dim}; pass {dim}=… to locant.scheme")
             given[dim] = dims[dim]
-    _check_size(name, cls, given)
-    return cls(**given)
+    if not inner:  # a map has no parameters of its own
+        _check_size(name, cls, given)
+    return cls(*inner, **given)
 
 
 def _check_size(name: str, cls: type[Scheme], given: Mapping[str, Any]) -> None:

@@ -111,3 +111,43 @@ def test_mistakes_get_one_line_and_no_traceback(arguments, message):
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
+
+
+def test_maps_are_listed_described_checked_and_drawn(tmp_path):
+    assert "rope@grouped:size=4: interpolated, grouped, recurrent, selfextend" in " ".join(
+        locant_command("schemes").output.split()
+    )
+    described = locant_command("schemes", "selfextend")
+    assert described.exit_code == 0
+    assert "Jin et al. 2024" in described.output
+    assert "window=128" in described.output
+    assert "scheme=" not in described.output
+    checked = locant_command("check", "rope@recurrent:length=512")
+    assert checked.exit_code == 0, checked.output
+    out = tmp_path / "curves.png"
+    drawn = locant_command("curve", "rope@selfextend:window=4,size=2", "rope", "-o", out, "--reach", 12, "--heads", 1,
+                           "--width", 8)  # fmt: skip
+    assert drawn.exit_code == 0, drawn.output
+    with out.with_suffix(".csv").open() as file:
+        rows = list(csv.DictReader(file))
+    near, far = ({int(x["r"]): float(x["value"]) for x in rows if ("@" in x["scheme"]) == own} for own in (False, True))
+    assert all(far[r] == near[r] for r in range(-4, 5))
+    # the query is at 12: 12 // 2 + 2 − 0 // 2 = 8
+    assert far[-12] == pytest.approx(near[-8])
+    assert far[12] == pytest.approx(near[8])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("schemes", "rope@grouped"), "expected the name of one scheme"),
+        (("check", "rope@grouppd"), "unknown map 'grouppd'"),
+        (("curve", "grouped:size=4"), "write SCHEME@grouped"),
+        (("swap", "folder", "rope/rope@alibi", "-o", "x"), "a map must follow @"),
+        (("compare", "clm", "--schemes", "nope,rope@x", "-o", "x"), "unknown map 'x'"),
+    ],
+)
+def test_wrong_maps_are_rejected_at_once(words, message):
+    result = locant_command(*words)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())

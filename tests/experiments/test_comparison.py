@@ -109,6 +109,20 @@ class TestTheSameForAll:
             assert [bool(test.refused) for test in tests] == [False, True, True]
             assert tests[1].refused == "its positions end at 16"
 
+    def test_mapped_schemes_are_arms(self, tmp_path, words):
+        specs = "rope@selfextend:window=4,size=2,learned@interpolated:factor=4,alibi:slopes=learned+learned"
+        first, second, third = arms.specs(specs)
+        assert second == "learned@interpolated:factor=4"
+        assert arms._learned(second, 16) == "learned:length=16@interpolated:factor=4"
+        assert arms._learned(third, 16) == "alibi:slopes=learned+learned:length=16"  # an option is no table
+        found = begin(tmp_path, words)
+        here = load_setting(found.work, tmp_path / comparison.DATA)
+        for spec, refused in ((first, [False] * 3), (second, [False] * 3), (third, [False, True, True])):
+            model = arms.build(find_task("clm"), here, "llama", spec, seed=0)
+            tests = list(find_task("clm").evaluate(model.eval(), here))
+            assert [bool(test.refused) for test in tests] == refused
+        assert Run(found.work, first, 0).name == "rope-selfextend-window=4,size=2.s0"
+
     def test_examples_depend_on_seed_and_number_alone(self, tmp_path, words):
         for name in ("clm", "mlm"):
             found = begin(tmp_path / name, words, task=name)

@@ -79,4 +79,5 @@ def test_other_schemes_with_and_without_a_cache(spec):
 def test_a_folder_opens_with_the_same_logits(tmp_path):
     model, ids = make(**TEMPERATURE), tokens()
     locant.swap(model, locant.native(model)).save_pretrained(tmp_path / "model")
-    torch.testing.assert_close(locant.load(tmp_path / "model").eval()(input_ids=ids).logits, model(input_ids=ids).logits)
+    again = locant.load(tmp_path / "model").eval()
+    torch.testing.assert_close(again(input_ids=ids).logits, model(input_ids=ids).logits)

@@ -103,8 +103,7 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
     ones = torch.ones(1, getattr(scheme, "n_heads", 1), 2 * reach + 1, getattr(scheme, "head_dim", 64))
     q = ones[:, :, :1]
     if scheme.rotates:
-        turned_q, turned_k = scheme.rotate(q, ones, here, there)
-        products = (turned_q @ turned_k.mT)[0, :, 0] / ones.shape[-1]
+        products = _rotated(scheme, q, ones, here, there)[0, :, 0] / ones.shape[-1]
         found["rotate"] = products[:1] if bool((products == products[:1]).all()) else products
     if terms.pair is not None:
         pair = terms.pair(q, ones, here, there, scale=scheme.scale(ones.shape[-1]), visible=None)
@@ -115,6 +114,17 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
     return [
         Curve(str(scheme), name, WHAT[name], r.tolist(), values.double().tolist()) for name, values in found.items()
     ]
+
+
+def _rotated(scheme: Scheme, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+    """The products of rotated queries and keys, [B, H, Lq, Lk]."""
+    turned_q, turned_k = scheme.rotate(q, k, q_pos, k_pos)
+    product, far = turned_q @ turned_k.mT, scheme.rotate_far(q, k, q_pos, k_pos)
+    if far is None:
+        return product
+    r = k_pos[:, None, None, :] - q_pos[:, None, :, None]
+    product = torch.where(r < -far.window, far.left @ far.keys.mT, product)
+    return torch.where(r > far.window, far.right @ far.keys.mT, product)
 
 
 @torch.no_grad()

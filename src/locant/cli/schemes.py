@@ -15,7 +15,7 @@ from locant.analysis.curve import curves
 from locant.cli.terminal import MARKS, console
 from locant.report.curve import draw_curves, plot_curve, write_curves
 from locant.runs.new_folder import undone_on_failure
-from locant.schemes import SCHEMES, Scheme
+from locant.schemes import Scheme, class_of, map_names
 from locant.schemes.base import DIMS
 from locant.spec import scheme
 
@@ -58,13 +58,15 @@ def table(length: int, layers: int, heads: int, width: int, name: str | None) ->
     }.items():
         console.print(f"{what}: {', '.join(having)}", highlight=False)
     console.print("The options of a scheme: locant schemes NAME")
+    maps = ", ".join(map_names())
+    console.print(f"Maps of positions, written SCHEME@MAP, such as rope@grouped:size=4: {maps}", highlight=False)
     for name, meaning in properties.PROPERTIES.items():
         console.print(f"  [bold]{SHORT[name]:4}[/] {name}: {meaning}", highlight=False)
 
 
 def _describe(name: str) -> None:
     """Prints the docstrings of a scheme's file and class, and its options with their defaults."""
-    cls = SCHEMES[name]
+    cls = class_of(name)
     console.print(inspect.getdoc(inspect.getmodule(cls)), markup=False, highlight=False)
     console.print()
     console.print(inspect.getdoc(cls), markup=False, highlight=False)

@@ -9,7 +9,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import TypeVar
 
-from locant import notation
+from locant import notation, schemes
 
 T = TypeVar("T")
 
@@ -104,11 +104,13 @@ def _expanded(text: str) -> str:
 
 @_checked
 def scheme_name(text: str) -> str:
-    """The name of one scheme, without options."""
+    """The name of one scheme or map, without options."""
     text = _expanded(text)
     parts = notation.parse(text)
+    if len(parts) == 1 and parts[0].name in schemes.map_names():
+        return parts[0].name
     notation.check_names(parts)
-    if len(parts) > 1 or parts[0].options:
+    if len(parts) > 1 or parts[0].options or parts[0].maps:
         raise ValueError(f"expected the name of one scheme, such as {parts[0].name}; got {text!r}")
     return parts[0].name
 

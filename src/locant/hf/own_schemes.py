@@ -19,8 +19,9 @@ from locant.runs.untrusted import shortened
 def described(specs: Iterable[str]) -> dict[str, dict[str, str]]:
     """Returns scheme -> its code, for the schemes in specs that are not of locant."""
     found = {}
-    for name in sorted({part.name for spec in specs for part in notation.parse(spec)} - schemes.CLASSES.keys()):
-        cls = schemes.SCHEMES.get(name)
+    used = {name for spec in specs for name in notation.names(spec)}
+    for name in sorted(used - schemes.CLASSES.keys() - schemes.MAP_CLASSES.keys()):
+        cls = schemes.class_of(name)
         code = None if cls is None else imports.code_of(cls)
         if code is not None:
             found[name] = {"code": code.name, "sha256": code.digest}
@@ -32,7 +33,7 @@ def described(specs: Iterable[str]) -> dict[str, dict[str, str]]:
 def save_code(specs: Iterable[str], folder: Path) -> None:
     """Copies the files with the schemes of the user's own into the folder of a model."""
     for name in described(specs):
-        code = imports.code_of(schemes.SCHEMES[name])
+        code = imports.code_of(schemes.class_of(name))
         if code is not None and code.content is not None:
             files.write(folder / code.name, code.content.decode("utf-8"))
 
@@ -45,14 +46,14 @@ def check(path: str | Path, planned: dict[str, Any]) -> None:
             raise ValueError(
                 f"{path}: imports of the plan must name the code of {shortened(name)}, got {shortened(code)}"
             )
-        if name not in schemes.names():
+        cls = schemes.class_of(name)
+        if cls is None:
             copy = Path(path) / Path(source).name
             what = copy if source.endswith(".py") and copy.is_file() else source
             raise ValueError(
                 f"{path} uses the scheme {shortened(name)} of {shortened(source)}, and locant runs no code of a folder "
                 f"by itself. If you trust it, pass imports={str(what)!r} (on the command line: --import {what})"
             )
-        cls = schemes.SCHEMES[name]
         known = imports.code_of(cls)
         if known is not None and code.get("sha256") and known.digest != code["sha256"]:
             warnings.warn(

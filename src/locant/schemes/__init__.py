@@ -1,4 +1,5 @@
-"""Every position scheme, one paper per file. `SCHEMES` maps the name in a spec string to the class.
+"""Every position scheme, one paper per file. `SCHEMES` maps the name in a spec string to the class, and `MAPS` the
+names of maps, which follow a scheme after @.
 
 A class is imported when it is first used: the names of the schemes are known without importing torch.
 """
@@ -40,7 +41,18 @@ CLASSES = {
 }
 """Name in a spec string -> file and class. A new scheme is one file in this folder and one line here."""
 
-_LOCATIONS = {location.partition(".")[2]: location for location in ("base.Scheme", "sum.Sum", *CLASSES.values())}
+MAP_CLASSES = {
+    "interpolated": "interpolated.Interpolated",
+    "grouped": "grouped.Grouped",
+    "recurrent": "recurrent.Recurrent",
+    "selfextend": "selfextend.SelfExtend",
+}
+"""The same for maps of positions and offsets, which follow a scheme after @."""
+
+_LOCATIONS = {
+    location.partition(".")[2]: location
+    for location in ("base.Scheme", "sum.Sum", "map.Map", *CLASSES.values(), *MAP_CLASSES.values())
+}
 
 if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports the same
     from locant.schemes.alibi import Alibi as Alibi
@@ -54,18 +66,23 @@ if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports the
     from locant.schemes.fope import Fope as Fope
     from locant.schemes.fox import Fox as Fox
     from locant.schemes.grape import Grape as Grape
+    from locant.schemes.grouped import Grouped as Grouped
     from locant.schemes.huang import Huang1 as Huang1
     from locant.schemes.huang import Huang2 as Huang2
     from locant.schemes.huang import Huang3 as Huang3
     from locant.schemes.huang import Huang4 as Huang4
     from locant.schemes.inkling import Inkling as Inkling
+    from locant.schemes.interpolated import Interpolated as Interpolated
     from locant.schemes.kerple import Kerple as Kerple
     from locant.schemes.learned import Learned as Learned
     from locant.schemes.logn import Logn as Logn
+    from locant.schemes.map import Map as Map
     from locant.schemes.nope import Nope as Nope
     from locant.schemes.pope import Pope as Pope
+    from locant.schemes.recurrent import Recurrent as Recurrent
     from locant.schemes.rope import Rope as Rope
     from locant.schemes.sandwich import Sandwich as Sandwich
+    from locant.schemes.selfextend import SelfExtend as SelfExtend
     from locant.schemes.shaw import Shaw as Shaw
     from locant.schemes.sinusoidal import Sinusoidal as Sinusoidal
     from locant.schemes.sum import Sum as Sum
@@ -78,14 +95,16 @@ if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports the
 
     SCHEMES: dict[str, type[Scheme]]
     """Name in a spec string -> class. Add your own with `locant.SCHEMES["mine"] = Mine`."""
+    MAPS: dict[str, type[Map]]
+    """Name after @ in a spec string -> class. Add your own with `locant.schemes.MAPS["mine"] = Mine`."""
 
-__all__ = ["SCHEMES", *_LOCATIONS]
+__all__ = ["MAPS", "SCHEMES", *_LOCATIONS]
 
 
 def __getattr__(name: str) -> Any:
-    """Returns SCHEMES or a class of `CLASSES`, imported now and kept for the next time."""
-    if name == "SCHEMES":
-        value = {each: _load(location) for each, location in CLASSES.items()}
+    """Returns SCHEMES, MAPS or a class of them, imported now and kept for the next time."""
+    if name in ("SCHEMES", "MAPS"):
+        value = {each: _load(location) for each, location in (CLASSES if name == "SCHEMES" else MAP_CLASSES).items()}
     elif name in _LOCATIONS:
         value = _load(_LOCATIONS[name])
     else:
@@ -105,3 +124,14 @@ def __dir__() -> list[str]:
 def names() -> list[str]:
     """Returns the names that a spec string can use, schemes added to `SCHEMES` included; imports no torch."""
     return list(globals().get("SCHEMES", CLASSES))
+
+
+def map_names() -> list[str]:
+    """Returns the names of maps that a spec string can use after @; imports no torch."""
+    return list(globals().get("MAPS", MAP_CLASSES))
+
+
+def class_of(name: str) -> Any:
+    """Returns the scheme or map of a name; None if there is none."""
+    found = __getattr__("SCHEMES").get(name)
+    return __getattr__("MAPS").get(name) if found is None else found

@@ -24,6 +24,8 @@ from locant.terms import Terms
 class Alibi(Scheme):
     """Linear penalty. Parameters: 0; n_heads with slopes=learned."""
 
+    takes_reals = True
+
     def __init__(self, *, slopes: str = "fixed", scaled: bool = False, rounding: str = "none", n_heads: int) -> None:
         super().__init__()
         check_choice(self, "slopes", slopes, ("fixed", "learned"))
@@ -34,6 +36,7 @@ class Alibi(Scheme):
             raise ValueError(f"alibi: slopes=learned cannot be trained through rounding={rounding}; leave one out")
         self.slopes, self.scaled, self.rounding, self.n_heads = slopes, scaled, rounding, n_heads
         self.shift_invariant = rounding == "none"
+        self.ordered = rounding != "none"  # the position of the key stands for its distance
         if slopes == "learned":
             self.slope = nn.Parameter(torch.tensor(alibi_slopes(n_heads)))
 

@@ -65,7 +65,10 @@ class Scheme(nn.Module):
     """For a scheme that rotates: it returns queries and keys of more numbers than it gets."""
     own_keys: bool = False
     """For a scheme that rotates: every query head needs a key head of its own; grouped heads are refused."""
-
+    takes_reals: bool = False
+    """Its formula holds for real positions and offsets (float64) too. A `Map` interpolates the tables of all others."""
+    ordered: bool = False
+    """Its formula holds only if later tokens have larger positions, or the same. Maps must then be monotone."""
     grows: bool = False
     """For a scheme that rotates: it also multiplies by factors that grow towards the future, so logits may be huge."""
 
@@ -87,6 +90,8 @@ class Scheme(nn.Module):
         super().__init_subclass__(**kwargs)
         if "terms" in cls.__dict__ and "reach" not in cls.__dict__:  # the parent's reach holds for its own terms only
             cls.reach = Scheme.reach  # type: ignore[method-assign]
+        if {"embed", "rotate", "terms"} & cls.__dict__.keys() and "takes_reals" not in cls.__dict__:
+            cls.takes_reals = False  # so does this
         if "cacheable" not in cls.__dict__:
             cls.cacheable = cls.__module__.startswith(__package__ + ".")
 
@@ -329,7 +334,12 @@ def exact(x: Tensor) -> Tensor:
 
 
 def check_positions(scheme: Scheme, pos: Tensor) -> Tensor:
-    """Returns positions as int64; raises TypeError unless they are integers."""
+    """Returns positions as int64; raises TypeError unless they are integers.
+
+    Where the scheme takes reals, float64 stays as it is: a `Map` made it. Narrower floats are somebody's mistake.
+    """
+    if scheme.takes_reals and pos.is_floating_point() and pos.dtype == exact(pos).dtype:
+        return pos
     if pos.dtype == torch.bool or pos.is_floating_point() or pos.is_complex():
         raise TypeError(f"{scheme.name()}: positions must be integers, got {pos.dtype}")
     return pos.long()

@@ -20,6 +20,7 @@ class Cope(Scheme):
     """Contextual positions. Parameters: positions · head_dim, × n_heads with heads=own. Starts without effect."""
 
     pairwise = False
+    takes_reals = ordered = True
 
     def __init__(self, *, positions: int = 64, heads: str = "shared", n_heads: int, head_dim: int) -> None:
         super().__init__()

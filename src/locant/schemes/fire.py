@@ -20,6 +20,7 @@ class Fire(Scheme):
     """Functional interpolation. Parameters: 2 + 2·width + (width + 1) · n_heads."""
 
     shift_invariant = False
+    takes_reals = True
 
     def __init__(self, *, width: int = 32, length: int = 512, n_heads: int) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class Fire(Scheme):
         w1, b1, w2, b2 = map(wide, (self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias))
 
         def pair(q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float, visible: Tensor | None) -> Tensor:
-            distance = (k_pos[:, None, :] - q_pos[:, :, None]).abs()  # [B or 1, Lq, Lk]
+            distance = (k_pos[:, None, :] - q_pos[:, :, None]).abs().to(c.dtype)  # [B or 1, Lq, Lk]
             limit = torch.maximum(threshold, q_pos.to(c.dtype)).clamp(min=1.0)[:, :, None]
             share = torch.log(c * distance + 1) / torch.log(c * limit + 1)
             hidden = F.relu(F.linear(share[..., None], w1, b1))

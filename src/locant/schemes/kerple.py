@@ -19,6 +19,8 @@ from locant.terms import Terms
 class Kerple(Scheme):
     """Learned kernel per head. Parameters: 2 · n_heads."""
 
+    takes_reals = True
+
     def __init__(self, *, kind: str = "log", n_heads: int) -> None:
         super().__init__()
         check_choice(self, "kind", kind, ("log", "power"))

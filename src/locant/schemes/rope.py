@@ -47,6 +47,8 @@ SPEED_UNIT = 2.0**-60
 class Rope(Scheme):
     """Rotary positions. Parameters: 0."""
 
+    takes_reals = True
+
     speeds: Tensor
     """[tables, pairs], for scalings with tables: whole numbers of SPEED_UNIT, saved with the weights.
 

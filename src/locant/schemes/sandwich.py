@@ -16,6 +16,8 @@ from locant.terms import Terms
 class Sandwich(Scheme):
     """Fixed sum of cosines that decays with distance. Parameters: 0."""
 
+    takes_reals = True
+
     def __init__(self, *, width: int = 128, theta: float = 10000.0, n_heads: int) -> None:
         super().__init__()
         check_int(self, "width", width, at_least=2)

@@ -18,6 +18,7 @@ class Sinusoidal(Scheme):
     """Fixed sines and cosines. Parameters: 0."""
 
     shift_invariant = False
+    takes_reals = True
     dtype: Tensor
 
     def __init__(self, *, theta: float = 10000.0, d_model: int) -> None:

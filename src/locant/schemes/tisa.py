@@ -25,6 +25,8 @@ FLATTEST = 1e-5
 class Tisa(Scheme):
     """Radial basis functions of the offset. Parameters: 3 · kernels · n_heads."""
 
+    takes_reals = True
+
     def __init__(self, *, kernels: int = 5, n_heads: int) -> None:
         super().__init__()
         check_int(self, "kernels", kernels, at_least=0)

@@ -25,6 +25,8 @@ EPS = 1e-8
 class Tisa2(Scheme):
     """Log of a sum of sigmoids, with decay. Parameters: (3 · kernels + 1) · n_heads."""
 
+    takes_reals = True
+
     def __init__(
         self,
         *,

@@ -19,6 +19,8 @@ from locant.terms import Terms
 class XL(Scheme):
     """Projected sinusoids. Parameters: n_heads · head_dim · (d_model + 2)."""
 
+    takes_reals = True
+
     def __init__(self, *, theta: float = 10000.0, n_heads: int, head_dim: int, d_model: int) -> None:
         super().__init__()
         check_float(self, "theta", theta, above=0)

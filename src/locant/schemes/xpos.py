@@ -23,7 +23,7 @@ from locant.schemes.sinusoidal import frequencies
 class Xpos(Scheme):
     """Rotary positions with decay. Parameters: 0."""
 
-    grows = True
+    grows = takes_reals = ordered = True
 
     def __init__(
         self,

@@ -17,6 +17,8 @@ from locant.testing.checks import FAR, TIGHT, NotApplicable, distance, require
 from locant.testing.reading import reading
 from locant.testing.subject import Subject, effects, rebuild
 
+STEPS = (97, 9_973)  # between the positions of neighbours, for shifts of sparse positions
+
 
 def _tables(subject: Subject) -> None:
     for dtype in (torch.float64, torch.bfloat16):
@@ -106,6 +108,10 @@ def _shift(subject: Subject) -> None:
         if embedded is not None and moved is not None:
             change = max(change, distance(embedded, moved))
         change = max(change, distance(before, subject.logits(pos, pos + by)))
+    # A map may change nothing but positions that are far apart.
+    for step in () if limit is not None else STEPS:
+        apart = subject.logits(pos, step * pos)
+        change = max([change, *(distance(apart, subject.logits(pos, step * pos + by)) for by in (1, step // 2))])
     if not tried:
         raise NotApplicable(f"there is no room for a shift within {limit} positions")
     if subject.scheme.shift_invariant:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from locant.attention import attend, eager
 from locant.attention.request import prepare
-from locant.schemes import SCHEMES, Scheme
+from locant.schemes import MAPS, SCHEMES, Map, Scheme
 from locant.schemes.base import DIMS
 from locant.spec import scheme as from_spec
 
@@ -64,5 +64,6 @@ def effects(subject: Subject, pos: Tensor) -> tuple[Tensor, Tensor | None]:
 def rebuild(scheme: Scheme) -> Scheme:
     """A new scheme from the spec of this one, which need not be registered."""
     parts = [part for part in scheme.modules() if isinstance(part, Scheme)]
-    known = {**SCHEMES, **{part.name(): type(part) for part in parts}}
-    return from_spec(str(scheme), schemes=known, **{dim: getattr(scheme, dim, None) for dim in DIMS})
+    maps = {**MAPS, **{part.name(): type(part) for part in parts if isinstance(part, Map)}}
+    known = {**SCHEMES, **{part.name(): type(part) for part in parts if not isinstance(part, Map)}}
+    return from_spec(str(scheme), schemes=known, maps=maps, **{dim: getattr(scheme, dim, None) for dim in DIMS})

@@ -1,0 +1,127 @@
+"""Mapped schemes in Hugging Face models: swapped, generating, saved, read back."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig
+
+import locant
+from locant.schemes import Interpolated
+from locant.testing import check_scheme
+from tests.hf.test_swapping import EXACT
+from tests.hf_models import CONFIGS, SMALL, inputs, make, output, spread
+
+LLAMA = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "intermediate_size": 64, "pad_token_id": 0}  # fmt: skip
+SPEC = "rope@selfextend:window=8,size=2"
+
+
+def llama():
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA)).eval()
+
+
+@pytest.mark.parametrize("spec", [SPEC, "rope@grouped:size=3", "tisa@selfextend:window=6,size=3", "t5@interpolated"])
+def test_generating_with_a_cache_equals_without(spec):
+    model = spread(locant.swap(llama(), spec))
+    ids = torch.randint(1, 60, (2, 15), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0  # left padding
+    how = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+    with torch.no_grad():
+        cached, whole = (model.generate(ids, use_cache=cache, **how) for cache in (True, False))
+    assert torch.equal(cached, whole)
+    assert cached.shape[1] == 27
+
+
+def test_selfextend_is_exact_within_the_window_and_differs_beyond():
+    plain, mapped = llama(), locant.swap(llama(), SPEC)
+    ids = torch.randint(1, 60, (1, 30), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        a, b = plain(ids).logits, mapped(ids).logits
+    torch.testing.assert_close(b[:, :9], a[:, :9], **EXACT)
+    assert (b[:, 9:] - a[:, 9:]).abs().amax(-1).min() > 1e-4
+
+
+def test_a_rotary_model_keeps_its_own_speeds():
+    model = llama()
+    (own,) = set(locant.native(model).rotary)
+    locant.swap(model, f"{own}@interpolated:factor=2")
+    ids = torch.randint(1, 60, (1, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        slow = model(ids).logits
+        fast = llama()(ids, position_ids=torch.arange(0, 24, 2)[None]).logits
+        locant.swap(model, f"{own}@interpolated:factor=1")
+        torch.testing.assert_close(model(ids).logits, llama()(ids).logits, **EXACT)
+        torch.testing.assert_close(model(ids, position_ids=torch.arange(0, 24, 2)[None]).logits, fast, **EXACT)
+    assert (slow - fast).abs().max() > 1e-4
+
+
+def test_bert_reads_past_its_table():
+    torch.manual_seed(0)
+    small = {**SMALL, "max_position_embeddings": 512}
+    model = BertModel(BertConfig(**small)).eval()
+    table = model.embeddings.position_embeddings.weight.detach().clone()
+    own = locant.native(model).stacks[0].embed
+    locant.swap(model, Interpolated(own, factor=4.0))
+    assert str(locant.native(model)) == "swapped: learned:length=512@interpolated:factor=4+nope"
+    assert model.config.max_position_embeddings == 2048
+    ids = torch.randint(0, 60, (1, 2048))
+    with torch.no_grad():
+        assert model(ids).last_hidden_state.isfinite().all()
+    found = locant.native(model).table
+    assert found.shape == (2048, 32)
+    torch.testing.assert_close(found[::4], table)
+    torch.testing.assert_close(found[2::4][:-1], (table[:-1] + table[1:]) / 2)
+    with torch.no_grad(), pytest.raises(ValueError, match="2048"):
+        model(torch.randint(0, 60, (1, 2049)))
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "t5"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        "tisa:kernels=3@grouped:size=2+learned:length=10@interpolated:factor=4",
+        "shaw:clip=3@interpolated+learned:length=7@recurrent:length=7",
+    ],
+)
+def test_saved_and_opened_again(kind, spec, tmp_path):
+    assert kind in CONFIGS
+    model, given = spread(locant.swap(make(kind), spec)), inputs(kind)
+    model.save_pretrained(tmp_path)
+    again = locant.load(tmp_path).eval()
+    assert torch.equal(output(again, **given), output(model, **given))
+    read = locant.native(again)
+    assert all(str(part) in spec for stack in read.stacks for layer in stack.layers for part in layer.parts_of_sum())
+    for stack in read.stacks:
+        for layer in stack.layers:
+            check_scheme(layer)
+
+
+def test_native_of_a_swapped_model_can_be_swapped_in_again():
+    model, given = spread(locant.swap(make("bert"), "tisa@selfextend:window=4,size=2+first")), inputs("bert")
+    before = output(model, **given)
+    locant.swap(model, locant.native(model))
+    assert torch.equal(output(model, **given), before)
+    assert locant.native(model).bias is None
+    assert locant.native(model).rotary is None
+    assert locant.native(locant.swap(llama(), SPEC)).rotary == [SPEC, SPEC]
+
+
+def test_a_model_loads_what_it_learned_without_the_map():
+    plain, mapped = spread(locant.swap(make("bert"), "tisa")), locant.swap(make("bert"), "tisa@grouped:size=2")
+    mapped.load_state_dict(plain.state_dict())
+    for a, b in zip(locant.native(plain).stacks[0].layers, locant.native(mapped).stacks[0].layers, strict=True):
+        assert torch.equal(a.offset, b.scheme.offset)
+
+
+def test_kept_and_added():
+    model, given = make("llama"), inputs("llama")
+    before = output(model, **given)
+    with torch.no_grad():
+        locant.swap(model, "toeplitz:clip=3@grouped:size=2", keep_native=True)
+        for parameter in locant.native(model).stacks[0].layers[0].parts_of_sum()[-1].parameters():
+            assert parameter.shape == (4, 7)
+        for layer in locant.native(model).stacks[0].layers:
+            layer.parts_of_sum()[-1].scheme.table.zero_()
+    torch.testing.assert_close(output(model, **given), before, **EXACT)
