@@ -77,6 +77,15 @@ def test_layers_with_hooks_always_run():
     assert layer_cache(model, names, [words.rows()]).layers == []
 
 
+def test_the_hooks_of_transformers_do_not_count():
+    """They stay on the layers of a model that was once asked for its hidden states, as `adapt` does."""
+    model = locant.swap(make("llama"), "tisa")
+    model(input_ids=words.rows(), output_hidden_states=True)
+    assert all(layer._forward_hooks for layer in layers(model))
+    names = [attention.name for stack in plan_of(model).stacks for attention in stack.attentions]
+    assert len(layer_cache(model, names, [words.rows()]).layers) == LAYERS
+
+
 def test_an_interrupted_run_restores_the_layers():
     model = locant.swap(make("llama"), "tisa")
     names = [attention.name for stack in plan_of(model).stacks for attention in stack.attentions]

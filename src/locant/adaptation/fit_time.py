@@ -1,11 +1,16 @@
-"""Keeps a fit within a time: times one evaluation of its loss, and takes fewer sequences if all of them take too long.
+"""Keeps a fit within a time.
 
 The time of a fit is layers · iterations · evaluations per iteration · seconds of an evaluation, and the last factor is
 proportional to the number of sequences. A model of 30 layers needs minutes on a laptop, and `adapt` has to train too.
+
+`affordable` times one evaluation of the loss: if all sequences would take too long, fewer are taken. That is a forecast
+from one layer, and line searches in others may take longer. So `FitClock` gives every layer an equal part of the time
+that is left, and the search in a layer ends with its part.
 """
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -18,6 +23,18 @@ from locant.schemes import Scheme
 
 EVALUATIONS = 1.25
 """Evaluations of the loss in an iteration of L-BFGS with its line search, on average."""
+
+
+class FitClock:
+    """Divides the time that is left equally among the layers that are left."""
+
+    def __init__(self, seconds: float | None, layers: int) -> None:
+        self.end, self.layers = math.inf if seconds is None else time.perf_counter() + seconds, layers
+
+    def next_layer(self) -> float:
+        """Returns the seconds of the next layer."""
+        left, self.layers = self.layers, self.layers - 1
+        return max(0.0, self.end - time.perf_counter()) / max(left, 1)
 
 
 def affordable(

@@ -14,6 +14,7 @@ an affine map of the queries of each head (queries.py), in layers whose scheme c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +25,7 @@ from transformers import PreTrainedModel
 
 from locant.adaptation import checks, sample
 from locant.adaptation.cross_entropy import attention_weights, cross_entropy, entropy
-from locant.adaptation.fit_time import affordable, fewer
+from locant.adaptation.fit_time import FitClock, affordable, fewer
 from locant.adaptation.initial_values import set_initial_values
 from locant.adaptation.layer_cache import LayerCache, layer_cache
 from locant.adaptation.part import Part, part_of
@@ -125,7 +126,8 @@ def fit(
     tokens    tokens to fit on, for each sequence length.
     queries   whether to change the query weights too. The model is then closer to the original, but swapping to
               `native` no longer restores it.
-    seconds   about how long the fit may take. If it would take longer, it uses fewer sequences (fit_time.py).
+    seconds   about how long the fit may take. If it would take longer, it uses fewer sequences, and
+              ends the search in a layer early (fit_time.py).
     on_stage  called with the name of each stage.
 
     If it fails or is interrupted, the model is restored.
@@ -217,9 +219,10 @@ def _fit(
     changed = [layer for layer in layers if not layer.unchanged]
     if seconds is not None and changed:
         goals = fewer(_affordable(seconds, cache, changed, goals, queries=changes is not None), cache, goals)
+    clock = FitClock(seconds, len(changed))
     for layer in layers:
         on_stage(f"fitting layer {layer.number} of {len(layers)}")
-        found.heads += _fit_layer(cache, layer, goals[layer.name], changes)
+        found.heads += _fit_layer(cache, layer, goals[layer.name], changes, clock)
         cache.cache_next_layer()
     found.notices += _notices(spec, layers, changes)
     return found
@@ -247,8 +250,11 @@ def _layers(plan: Plan, before: Native) -> list[_Layer]:
     return found
 
 
-def _fit_layer(cache: LayerCache, layer: _Layer, goal: list[Tensor], changes: _QueryChanges | None) -> list[HeadFit]:
+def _fit_layer(
+    cache: LayerCache, layer: _Layer, goal: list[Tensor], changes: _QueryChanges | None, clock: FitClock
+) -> list[HeadFit]:
     """Fits the scheme of a layer, and its queries if `changes` is given."""
+    allowed = math.inf if layer.unchanged else clock.next_layer()
     attention = cache.model.base_model.get_submodule(layer.name)
     changes = None if layer.unchanged else changes
     query_layer = None if changes is None else find_query_layer(cache, attention)
@@ -261,10 +267,10 @@ def _fit_layer(cache: LayerCache, layer: _Layer, goal: list[Tensor], changes: _Q
         requests = [request for at in range(count) for request in cache.requests(at, attention, calls)]
         if number_of_pass == 0:  # before the queries change
             silenced = cross_entropy(None, requests, goal)
-        fitted = _minimize(layer.scheme, requests, goal, layer.own, query_map)
+        fitted = _minimize(layer.scheme, requests, goal, layer.own, query_map, seconds=allowed)
         if query_layer is not None and query_map is not None and not query_layer.merge(query_map):
             query_layer = query_map = None
-            fitted = _minimize(layer.scheme, requests, goal, layer.own)
+            fitted = _minimize(layer.scheme, requests, goal, layer.own, seconds=allowed)
     if changes is not None and query_layer is None:
         changes.unchanged.append(layer.number)
     least = entropy(goal)
@@ -285,7 +291,13 @@ def _notices(spec: str, layers: list[_Layer], changes: _QueryChanges | None) -> 
 
 
 def _minimize(
-    scheme: Scheme, requests: list[Request], goal: list[Tensor], own: Scheme, query_map: QueryMap | None = None
+    scheme: Scheme,
+    requests: list[Request],
+    goal: list[Tensor],
+    own: Scheme,
+    query_map: QueryMap | None = None,
+    *,
+    seconds: float,
 ) -> Tensor:
     """Minimizes the cross-entropy over the parameters of a scheme and of a query map; returns it, [H]."""
     parameters = [parameter for parameter in scheme.parameters() if parameter.requires_grad]
@@ -302,5 +314,6 @@ def _minimize(
             parameters,
             scales,
             iterations=ITERATIONS if query_map is None else ITERATIONS_WITH_QUERIES,
+            seconds=seconds,
         )
     return cross_entropy(scheme, requests, goal, query_map)

@@ -24,6 +24,8 @@ from locant.hf.call import AttentionCall
 from locant.hf.listening import observing
 from locant.hf.swapping import native_as_schemes
 
+CAPTURING = "transformers.utils.output_capturing"
+"""The module with the hooks by which transformers collects hidden states."""
 OnRequest = Callable[[nn.Module, Request], None]
 """Called with an attention module and the request that it is about to compute."""
 
@@ -115,7 +117,7 @@ def _replay_is_exact(trial: LayerCache) -> bool:
     """Whether every attention gets the same numbers if the layers below it are replayed."""
     if len(set(trial.layers)) != len(trial.attentions):
         return False
-    if any(layer._forward_hooks or layer._forward_pre_hooks for layer in trial.layers):  # they would run twice
+    if any(_has_hooks(layer) for layer in trial.layers):  # they would run twice
         return False
     complete: list[tuple[nn.Module, Request]] = []
     trial.run(0, lambda module, request: complete.append((module, request)))
@@ -130,6 +132,15 @@ def _replay_is_exact(trial: LayerCache) -> bool:
             return False
         trial.cache_next_layer()
     return trial.fitted == len(trial.layers) - 1
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    """Whether a layer has hooks that may change its inputs or outputs.
+
+    Once hidden states were asked of a model, transformers keeps hooks on its layers; they only look.
+    """
+    own = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]
+    return any(getattr(hook, "__module__", None) != CAPTURING for hook in own)
 
 
 def _qkv(request: Request) -> tuple[Tensor, Tensor, Tensor]:

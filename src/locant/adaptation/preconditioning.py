@@ -6,6 +6,8 @@ parameter, and L-BFGS starts from the assumption that all parameters are alike.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,13 +74,23 @@ class ScaledAdamW(torch.optim.AdamW):
         return loss
 
 
+class _OutOfTime(Exception):
+    """Ends an optimization whose time is over."""
+
+
 @torch.no_grad()
 def minimize(
-    loss: Callable[[], Tensor], parameters: Sequence[nn.Parameter], scales: Scales, *, iterations: int
+    loss: Callable[[], Tensor],
+    parameters: Sequence[nn.Parameter],
+    scales: Scales,
+    *,
+    iterations: int,
+    seconds: float = math.inf,
 ) -> None:
     """Sets parameters to a minimum of a loss, by L-BFGS over parameter / scale.
 
-    `loss` returns the loss and adds its gradients to the `grad` of the parameters.
+    loss     returns the loss and adds its gradients to the `grad` of the parameters.
+    seconds  after this time the search ends, and the parameters are the best it has found.
     """
     sizes = [scales[parameter] for parameter in parameters]
     scaled = [(parameter / size).requires_grad_() for parameter, size in zip(parameters, sizes, strict=True)]
@@ -89,7 +101,12 @@ def minimize(
         for parameter, value, size in zip(parameters, scaled, sizes, strict=True):
             parameter.copy_(value * size)
 
+    end, least, best = time.perf_counter() + seconds, math.inf, [value.detach().clone() for value in scaled]
+
     def closure() -> Tensor:
+        nonlocal least, best
+        if time.perf_counter() > end and least < math.inf:
+            raise _OutOfTime
         write()
         for parameter in parameters:
             parameter.grad = None
@@ -97,9 +114,15 @@ def minimize(
             total = loss()
         for parameter, value, size in zip(parameters, scaled, sizes, strict=True):
             value.grad = torch.zeros_like(value) if parameter.grad is None else parameter.grad * size
+        if seconds < math.inf and float(total) < least:
+            least, best = float(total), [value.detach().clone() for value in scaled]
         return total
 
-    optimizer.step(closure)
+    try:
+        optimizer.step(closure)
+    except _OutOfTime:
+        for value, found in zip(scaled, best, strict=True):
+            value.copy_(found)
     write()
     for parameter in parameters:
         parameter.grad = None
