@@ -144,12 +144,11 @@ def softmax(request: Request, logit: Tensor) -> Tensor:
 
 
 def _logits(request: Request, rows: slice, q: Tensor, k: Tensor, content: Content) -> Tensor:
-    product, gain = content.q[:, :, rows], request.terms.gain
-    if gain is not None and gain.ndim == 3:
-        by_pair = _by_pair(request, gain.to(product.dtype), rows, product)
-        product = torch.einsum("bhid,bhjd,bhijd->bhij", product, content.k, by_pair)
+    queries, gain = content.q[:, :, rows], request.terms.gain
+    by_pair = None if gain is None else _by_pair(request, gain.to(queries.dtype), rows, queries)
+    if by_pair is not None and by_pair.ndim == 5:
+        product = torch.einsum("bhid,bhjd,bhijd->bhij", queries, content.k, by_pair)
     else:
-        by_pair = None if gain is None else _by_pair(request, gain.to(product.dtype), rows, product)
         product = _products(request, rows, content)
         product = product if by_pair is None else product * by_pair
     added = added_logits(request, rows, q, k)

@@ -77,7 +77,8 @@ class Request:
     def content_dtype(self) -> torch.dtype:
         """The dtype that holds all rotated queries and keys: that of q, or a wider one if a rotation widens."""
         far = () if self.far is None else (self.far.left, self.far.right, self.far.keys)
-        return reduce(torch.promote_types, (x.dtype for x in (*self.rotated, *far)))
+        found: torch.dtype = reduce(torch.promote_types, (x.dtype for x in (*self.rotated, *far)))
+        return found
 
     @property
     def wide(self) -> torch.dtype:

@@ -42,13 +42,14 @@ States = Tensor | tuple[Tensor | None, Tensor | None] | Remembered
 
 
 def find_sides(
-    scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor], x: States | None, scale: float
+    scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None, x: States | None, scale: float
 ) -> Sides:
-    """The sides of a call. Levels are in float64, or float32 where the device has no float64."""
+    """The sides of a call. `positions` may be None for a scheme without sides."""
     if not scheme.has_sides:
         if x is not None:
             _check_states(scheme, q, k, x)
         return Sides()
+    assert positions is not None
     read_q, read_k = _read(scheme, q, k, x) if scheme.reads else (None, None)
     sides = scheme.sides(Tokens(q, k, *positions, read_q, read_k, scale))
     if not isinstance(sides, Sides):
