@@ -62,7 +62,8 @@ def test_a_task_of_ones_own(page):
 
 
 @pytest.mark.parametrize(("model", "schemes"), [("my_model:neox", ["native", "tisa"]),
-                                                ("my_model:small", ["learned", "tisa"])])  # fmt: skip
+                                                ("my_model:small", ["learned", "tisa"]),
+                                                ("my_model:small", ["fox", "inkling:extent=8,width=2"])])  # fmt: skip
 def test_a_model_of_ones_own(page, model, schemes):
     imports.load(page("own-model.md", "my_model.py"))
     found = compared("algo:copy", schemes, model=model)
@@ -105,7 +106,8 @@ class Deaf(nn.Module):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [("tisa", "attend is not called with the scheme of layer 1"), ("rope", "attend is not called"),
-     ("learned:length=16", "is not added to the tokens")],
+     ("learned:length=16", "is not added to the tokens"), ("fox", "attend is not called"),
+     ("logn", "attend is not called with the scheme of layer 1")],
 )  # fmt: skip
 def test_a_module_that_ignores_its_scheme_is_refused(spec, message):
     asked = wanted(spec)

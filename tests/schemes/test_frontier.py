@@ -144,6 +144,37 @@ def test_parameter_counts(spec, count):
     assert sum(p.numel() for p in scheme.parameters()) == scheme.parameter_count() == count
 
 
+@pytest.mark.parametrize("spec", frontier_cases.SPECS)
+def test_scales_are_positive_and_broadcast_to_their_parameters(spec):
+    scheme = cases.build(spec)
+    for name, parameter in scheme.named_parameters():
+        scale = torch.as_tensor(scheme.parameter_scale(name))
+        assert bool((scale > 0).all())
+        assert scale.expand(parameter.shape).shape == parameter.shape
+
+
+@pytest.mark.parametrize("spec", frontier_cases.SPECS)
+def test_bfloat16_models(spec):
+    scheme, tensors, x = cases.build(spec), cases.tensors(), frontier_cases.states()
+    expected = locant.attend(*tensors, scheme, causal=True, x=x)
+    narrow = cases.build(spec)
+    narrow.load_state_dict(scheme.state_dict())
+    half = locant.attend(*(t.bfloat16() for t in tensors), narrow.bfloat16(), causal=True, x=x.bfloat16())
+    torch.testing.assert_close(half.double(), expected, rtol=0.1, atol=0.15)
+
+
+@pytest.mark.parametrize("spec", frontier_cases.SPECS)
+def test_compiled_code_of_several_lengths(spec):
+    """While a graph is traced, positions cannot be read: fox sums in the order given."""
+    scheme = cases.build(spec)
+    torch._dynamo.reset()
+    run = torch.compile(lambda q, k, v, x: locant.attend(q, k, v, scheme, causal=True, x=x), backend="eager",
+                        fullgraph=True, dynamic=True)  # fmt: skip
+    for n in (9, 12):
+        tensors, x = cases.tensors(lq=n, lk=n), frontier_cases.states(length=n)
+        torch.testing.assert_close(run(*tensors, x), locant.attend(*tensors, scheme, causal=True, x=x), **EXACT)
+
+
 # ---- inkling ------------------------------------------------------------------------------------
 
 

@@ -170,7 +170,9 @@ def _check_sides(scheme: Scheme, sides: Sides, q: Tensor, k: Tensor) -> None:
     for name, x in sides.used().items():
         length = k.shape[2] if name in ("key", "key_level") else lq
         dims = 4 if name in ("query", "key") else 3
-        if x.ndim != dims or x.shape[0] not in (1, b) or x.shape[1] not in (1, h) or x.shape[2] != length:
+        # `in` does not work on symbolic sizes
+        fits = x.ndim == dims and all(x.shape[at] == size or x.shape[at] == 1 for at, size in enumerate((b, h)))
+        if not fits or x.shape[2] != length:
             shape = f"[{b} or 1, {h} or 1, {length}{', width' if dims == 4 else ''}]"
             raise ValueError(f"{scheme}: Sides.{name} must be {shape}, got {list(x.shape)}")
         if x.dtype not in WIDE:
