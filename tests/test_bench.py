@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent.parent / "bench"
-SHARED = {"fused_call", "measuring", "next_token"}
+SHARED = {"fused_call", "measuring", "next_token", "side_terms"}
 
 
 @pytest.mark.parametrize("name", sorted({path.stem for path in BENCH.glob("*.py")} - SHARED))

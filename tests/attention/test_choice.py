@@ -12,6 +12,7 @@ from locant.attention.build import build
 from locant.attention.choice import choose
 from locant.attention.request import prepare
 from tests import cases
+from tests.attention.test_fused_sides import Distant, Numbers, Vectors
 
 needs_kernel = pytest.mark.skipif(
     build().library is None, reason=f"no kernel here: {build().why}; returns with a C compiler"
@@ -117,6 +118,23 @@ def test_sdpa_computes_decoding_with_a_bias():
         assert chosen(spec, lq=33, causal=True, grad=True) == "fused"
     assert chosen("tisa", lq=32, lk=32, grad=True) == "fused"
     assert chosen("huang4:clip=3", lq=1, causal=True) == "fused"
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        (Vectors(3), "sdpa"), (Vectors(None, 3), "fused"), (Numbers(("query_level", "key_level", "level")), "sdpa"),
+        (Numbers(("temperature",)), "sdpa"), (Distant(3), "fused"),
+    ],
+)  # fmt: skip
+def test_decoding_with_numbers_and_vectors_of_each_token(scheme, name):
+    """A mask for one query costs `sdpa` little, except products with all keys."""
+    q, k, v = cases.tensors(lq=1, lk=50, dtype=torch.float32)
+    with torch.no_grad():
+        assert choose(prepare(q, k, v, scheme, causal=True), "auto").name == name
+    in_training = "sdpa" if isinstance(scheme, Numbers) and "temperature" in scheme.names else "fused"
+    assert choose(prepare(q, k, v, scheme, causal=True), "auto").name == in_training
 
 
 @needs_kernel

@@ -350,3 +350,42 @@ def test_one_query_that_may_attend_to_nothing():
     assert not found[0, :, 3].any()
     assert found[1, :, 3].any()
     torch.testing.assert_close(found, locant.attend(q, k, v, scheme, impl="eager", mask=mask))
+
+
+LAYOUTS = {
+    "heads first": lambda x: x,
+    "tokens first": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "part of a longer cache": lambda x: torch.cat([x, x], dim=2)[:, :, : x.shape[2]],
+}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "padding"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kv", [1, 2, 4])
+def test_one_query_by_two_products(kv, rows, layout, masked, monkeypatch):
+    """In float32 on a CPU, if keys and values need no copy; else by torch's kernel."""
+    counted = []
+    by_products = sdpa._by_products
+    monkeypatch.setattr(sdpa, "_by_products", lambda *args: counted.append(1) or by_products(*args))
+    q = torch.randn(rows, 4, 1, 8)
+    k, v = (LAYOUTS[layout](torch.randn(rows, kv, 50, 8)) for _ in range(2))
+    how = {"mask": torch.arange(50) < torch.tensor([[50], [30], [50]][:rows])} if masked else {}
+    scheme = locant.scheme("tisa", n_heads=4)
+    with torch.no_grad():
+        out = locant.attend(q, k, v, scheme, causal=True, impl="sdpa", **how)
+        truth = locant.attend(*(x.double() for x in (q, k, v)), scheme.double(), causal=True, impl="eager", **how)
+    torch.testing.assert_close(out.double(), truth, rtol=1e-5, atol=1e-6)
+    assert bool(counted) == (rows == 1 or kv == 1 or layout != "tokens first" or masked)
+
+
+def test_one_query_whose_bias_hides_every_key_gets_zeros():
+    class OneHead(locant.Scheme):
+        def terms(self, r):
+            return locant.Terms(bias=torch.stack([torch.full((len(r),), -torch.inf), torch.zeros(len(r))]))
+
+    q, k, v = cases.tensors(b=2, h=2, kv=2, lq=1, lk=9, dtype=torch.float32)
+    with torch.no_grad():
+        out = locant.attend(q, k, v, OneHead(), impl="sdpa")
+        torch.testing.assert_close(out, locant.attend(q, k, v, OneHead(), impl="eager"))
+    assert (out[:, 0] == 0).all()

@@ -40,9 +40,20 @@ class Cost:
 
 
 def costs(
-    attentions: dict[str, TimedAttention], what: str, *, length: int, batch: int, heads: int, size: int, repeats: int
+    attentions: dict[str, TimedAttention],
+    what: str,
+    *,
+    length: int,
+    batch: int,
+    heads: int,
+    size: int,
+    repeats: int,
+    causal: bool = False,
 ) -> list[Cost]:
-    """Returns the cost of each attention: forward, forward + backward, or one query against `length` keys."""
+    """Returns the cost of each attention: forward, forward + backward, or one query against `length` keys.
+
+    causal  whether plain attention is causal; those in `attentions` decide for themselves.
+    """
     q, k, v = (torch.randn(batch, heads, n, size) for n in (1 if what == DECODING else length, length, length))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     target = torch.randn(batch, heads, q.shape[2], size)
@@ -56,7 +67,10 @@ def costs(
                 attention(q, k, v)
         return time.perf_counter() - start
 
-    runs = {"plain": F.scaled_dot_product_attention, **attentions}
+    def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    runs = {"plain": plain_attention, **attentions}
     for attention in runs.values():  # warm-up
         run(attention)
     times = [{name: run(attention) for name, attention in runs.items()} for _ in range(repeats)]

@@ -12,12 +12,13 @@ Back ends:
 `impl="auto"` takes the first of these:
 
     1. `eager` under a transform of `torch.func` and in forward-mode differentiation.
-    2. `sdpa` where positions cost it little (`cheap_for_sdpa`): `sdpa` supports the call, the call has no terms or a
-       bias alone, and one of these holds, tested in this order:
-         - decoding (`Request.decoding`);
-         - a bias, one sequence on a CPU: consecutive positions, unlimited (no mask, no additive mask, no window), not
-           causal, gradients disabled, not compiled;
-         - no terms, unlimited, and not causal, or causal with consecutive positions and as many queries as keys.
+    2. `sdpa` where positions cost it little (`cheap_for_sdpa`): `sdpa` supports the call, and one of these holds,
+       tested in this order:
+         - decoding (`Request.decoding`), gradients disabled: no terms but a bias, query vectors, levels, temperatures;
+         - decoding: no terms but a bias and temperatures;
+         - a bias alone, one sequence on a CPU: consecutive positions, unlimited (no mask, no additive mask, no window),
+           not causal, gradients disabled, not compiled;
+         - no terms but temperatures, unlimited, and not causal, or causal with consecutive positions and as many queries as keys.
     3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
        CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
        program then has torch's own operators alone, and runs without locant.
@@ -106,14 +107,14 @@ def _too_large_for_sdpa(request: Request) -> bool:
 
 def cheap_for_sdpa(request: Request) -> bool:
     """Whether positions cost `sdpa` little: rule 2 of `impl="auto"`."""
-    if (
-        sdpa_unsupported(request) is not None
-        or _too_large_for_sdpa(request)
-        or request.terms.used() not in ((), ("bias",))
-        or not set(request.sides.used()) <= {"temperature"}
-    ):
+    if sdpa_unsupported(request) is not None or _too_large_for_sdpa(request):
         return False
-    has_bias = bool(request.terms.used())
+    terms, sides = set(request.terms.used()), set(request.sides.used())
+    if request.decoding and not torch.is_grad_enabled() and terms <= {"bias", "query", "level"} and "key" not in sides:
+        return True  # the mask has a few rows, and each takes a product with the queries alone
+    if not terms <= {"bias"} or not sides <= {"temperature"}:
+        return False
+    has_bias = bool(terms)
     if request.decoding:
         return True
     if has_bias and request.sides.temperature is not None:  # the mask would have an entry for every pair

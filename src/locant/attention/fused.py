@@ -89,10 +89,12 @@ NO_GRADIENTS = Call(*(None for _ in Call._fields))  # type: ignore[arg-type]
 def make_call(request: Request) -> Call:
     """The call that computes a request."""
     b, h = request.q.shape[:2]
-    numbers = {name: getattr(request.sides, name) for name in NUMBERS}
+    numbers: dict[str, Any] = {
+        name: None if (x := getattr(request.sides, name)) is None else x.double().expand(b, h, -1) for name in NUMBERS
+    }
     return Call(
         **_content(request),
-        **{name: None if x is None else x.double().expand(b, h, -1) for name, x in numbers.items()},
+        **numbers,
         **{name: getattr(request.terms, name) for name in TABLES},
         sinks=request.sinks,
         q_pos=request.q_pos.expand(b, -1),
@@ -109,7 +111,7 @@ def make_call(request: Request) -> Call:
     )
 
 
-def _content(request: Request) -> dict[str, Tensor | None]:
+def _content(request: Request) -> dict[str, Any]:
     """The queries, keys and values of a call, by name.
 
     They have one dtype, that of the widest rotation: not beyond float32, see `choice.fused_unsupported`. Side vectors
@@ -117,7 +119,7 @@ def _content(request: Request) -> dict[str, Tensor | None]:
     """
     (q, k), far, sides, terms = request.rotated, request.far, request.sides, request.terms
     rotated = q is not request.q or k is not request.k
-    found: dict[str, Tensor | None] = {
+    found: dict[str, Any] = {
         "q": q,
         "k": k,
         "v": request.v,
