@@ -81,3 +81,17 @@ def test_a_folder_opens_with_the_same_logits(tmp_path):
     locant.swap(model, locant.native(model)).save_pretrained(tmp_path / "model")
     again = locant.load(tmp_path / "model").eval()
     torch.testing.assert_close(again(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_its_bank_of_curves_is_drawn_and_its_temperature_seen():
+    """It takes position_ids and ignores them: positions are moved by padding, which its temperature counts."""
+    found = locant.inspect(make(**TEMPERATURE))
+    (inspection,) = found.inspections
+    assert [where for where, _ in inspection.banks] == ["layer 1", "layer 2", "layer 3"]
+    assert [(len(bank.curves), bank.r[0], bank.r[-1]) for _, bank in inspection.banks] == [
+        (3, -4, 0), (3, -5, 0), (3, -4, 0),
+    ]  # fmt: skip
+    assert {row.how for row in inspection.shifts} == {"left padding"}
+    assert max(row.relative for row in inspection.shifts if row.relative == row.relative) > 1e-3
+    titles = [figure.title for section in found.report.sections for figure in section.figures]
+    assert "Bank of curves" in titles

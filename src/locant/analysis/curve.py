@@ -58,6 +58,15 @@ class Kernels:
     offset: list[list[float]]
 
 
+@dataclass(frozen=True)
+class Bank:
+    """Curves over the offset that every token mixes to one of its own (Inkling)."""
+
+    spec: str
+    r: list[int]
+    curves: list[list[float]]  # [curves, offsets], of the first head
+
+
 WHAT = {
     "bias": "added to the logit",
     "gain": "factor on q·k",
@@ -148,4 +157,20 @@ def kernels(scheme: Scheme, reach: int = 64) -> list[Kernels]:
                 components.offset.double().tolist(),
             )
         )
+    return found
+
+
+@torch.no_grad()
+def banks(scheme: Scheme, reach: int = 64) -> list[Bank]:
+    """Returns the curves that tokens mix, of each part of a scheme that has such curves (Inkling)."""
+    found = []
+    for part in scheme.parts_of_sum():
+        r = torch.arange(-reach, reach + 1, device=next(part.parameters(), torch.empty(0)).device)
+        basis = part.basis(r)
+        if basis is None:
+            continue
+        used = (basis[0] != 0).any(-1).nonzero()[:, 0]
+        if len(used):
+            r, basis = r[used[0] : used[-1] + 1], basis[:, used[0] : used[-1] + 1]
+        found.append(Bank(str(part), r.tolist(), basis[0].mT.double().tolist()))
     return found

@@ -30,6 +30,8 @@ PROBE_STEPS, PROBE_TESTS = 100, 4
 """Batches that probes are trained on, and tested on."""
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 """Input lengths of the stage "behaviour", up to the number of positions of the model."""
+BANK = 1024
+"""Offsets on either side for which the curves that tokens mix are kept."""
 GRAM = 128
 """Positions at which E Eᵀ is kept; a table of 32,768 positions would have 10⁹ inner products."""
 
@@ -50,6 +52,7 @@ class Inspection:
     # The first entry of the pairs below is the place of a scheme: "layer 2", or "decoder, layers 1–6" if it is shared.
     curves: list[tuple[str, curve.Curve]] = field(default_factory=list)
     kernels: list[tuple[str, curve.Kernels]] = field(default_factory=list)  # the summands of TISA
+    banks: list[tuple[str, curve.Bank]] = field(default_factory=list)  # the curves that Inkling's tokens mix
     vectors: list[tuple[str, Tensor]] = field(default_factory=list)  # [101, D]: its table for offsets −50 … 50
     layers: list[distance.Layer] = field(default_factory=list)
     first_layer: Tensor | None = None  # [L, L]: mean attention weights of the first layer over its heads
@@ -179,6 +182,7 @@ def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
             scheme, where = stack.layers[numbers[0] - 1], _where(name, numbers)
             found.curves += [(where, line) for line in curve.curves(scheme, 50)]
             found.kernels += [(where, each) for each in curve.kernels(scheme, 50)]
+            found.banks += [(where, each) for each in curve.banks(scheme, BANK)]
             with torch.no_grad():
                 vectors = scheme.terms(torch.arange(-50, 51)).query
             if vectors is not None:

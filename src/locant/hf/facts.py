@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from locant.hf.families import FAMILIES
 from locant.hf.finding import family_of
 from locant.hf.following import FOLLOW, Following
 from locant.hf.length import named_length
@@ -47,10 +48,13 @@ def first_position(model: PreTrainedModel) -> int:
 
 
 def takes_position_ids(model: PreTrainedModel) -> bool:
-    """Whether the stack of layers accepts position_ids. T5's does once it is swapped to positions that need them."""
+    """Whether the stack of layers goes by position_ids. T5's does once it is swapped to positions that need them."""
     stack = layer_stack(model)
     following: Following | None = stack.__dict__.get(FOLLOW)
     swapped = following is not None and not following.native_count
+    family = FAMILIES.get(stack.config.model_type)  # type: ignore[union-attr, arg-type]
+    if not swapped and family is not None and family.ignores_ids:
+        return False
     return swapped or "position_ids" in inspect.signature(type(stack).forward).parameters
 
 

@@ -54,7 +54,7 @@ FAMILIES: dict[str, Family] = {
     "bart": Family(CarriedTable("embed_positions", row=2), stacks=two_stacks),
     "ctrl": Family(IndexedTable("pos_encoding")),
     "vit": Family(Patches()),
-    "inkling_text": Family(RelativeLogits(), convolved=convolved),
+    "inkling_text": Family(RelativeLogits(), convolved=convolved, ignores_ids=True),
     **SEAM_FAMILIES,
 }
 

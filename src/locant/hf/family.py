@@ -70,5 +70,7 @@ class Family:
     """MPNet: its own positions in attention count padding tokens, its table does not."""
     convolved: Callable[[nn.Module], int] = from_zero
     """Inkling: how many tokens before its own the key of a token depends on, by a short convolution."""
+    ignores_ids: bool = False
+    """Inkling: takes position_ids, and counts by index whatever they are."""
     seam: Seam | None = None
     """For models whose attention does not go through transformers' attention interface."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from locant.analysis.distance import SEPARATOR, Head
 from locant.analysis.inspection import Inspection
 from locant.analysis.verdict import SHOWN, most_positional
-from locant.report.figures import Figure, Grid, Heat, Lines, Series, Small
+from locant.report.figures import Figure, Grid, Heat, Lines, Number, Series, Small
 from locant.report.inspection.tensors import matrix, numbers, thinned
 from locant.report.page import Section
 
@@ -20,7 +20,11 @@ def distance_section(found: Inspection) -> Section:
     """Returns the section on attention weights and logits by offset."""
     if not found.layers:
         return Section(TITLE, "", ())
-    share = [[round(head.positional, 4) for head in layer.heads] for layer in found.layers]
+    most = max(len(layer.heads) for layer in found.layers)  # sliding layers may have more heads than others
+    share: list[list[Number]] = [
+        [*(round(head.positional, 4) for head in layer.heads), *[None] * (most - len(layer.heads))]
+        for layer in found.layers
+    ]
     every = [head for layer in found.layers for head in layer.heads]
     figures: list[Figure] = [
         _most_positional(every),
@@ -32,7 +36,7 @@ def distance_section(found: Inspection) -> Section:
             "head",
             "layer",
             list(range(1, len(share) + 1)),
-            list(range(1, len(share[0]) + 1)),
+            list(range(1, most + 1)),
             share,
         ),
     ]

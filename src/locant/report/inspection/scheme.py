@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from locant.analysis.curve import Kernels
+from locant.analysis.curve import Bank, Kernels
 from locant.analysis.inspection import Inspection
 from locant.report.figures import Cell, Figure, Grid, Heat, Lines, Series, Small, shortened
 from locant.report.inspection.tensors import matrix
@@ -18,6 +18,8 @@ def scheme_section(found: Inspection) -> Section:
     figures: list[Figure] = [_curves(found)]
     if found.kernels:
         figures += [_kernels(found.kernels), _parameters(found.kernels)]
+    if found.banks:
+        figures.append(_banks(found.banks))
     figures += [
         Heat(
             f"Vectors of {where}",
@@ -74,6 +76,19 @@ def _kernels(kernels: list[tuple[str, Kernels]]) -> Small:
         "0 singles out neighbours, a wide one sets a range."
     )
     return Small("Kernels", note, tuple(panels), 6)
+
+
+def _banks(banks: list[tuple[str, Bank]]) -> Small:
+    panels: list[Lines | Heat] = []
+    for where, bank in banks:
+        series = (Series(f"curve {number}", bank.r, _short(line)) for number, line in enumerate(bank.curves, 1))
+        panels.append(Lines(where, "", "offset", "added to the logit, per unit of the mixture", tuple(series)))
+    note = (
+        "The curves that every token mixes, by numbers read from its hidden state, to a bias over the offset of its "
+        "own. Heads share the curves and differ in the mixture. Curves that look alike could be fewer; one that is "
+        "flat carries no position."
+    )
+    return Small("Bank of curves", note, tuple(panels), 3)
 
 
 def _parameters(kernels: list[tuple[str, Kernels]]) -> Grid:
