@@ -307,6 +307,16 @@ def test_grape_starts_as_alibi():
     torch.testing.assert_close(logits.tril(), alibi.tril(), rtol=1e-6, atol=1e-6)
 
 
+def test_the_power_of_fade_is_reflected_into_its_range():
+    scheme, r = locant.scheme("fade", n_heads=7), torch.arange(-3, 4)
+    with torch.no_grad():
+        scheme.p.copy_(torch.tensor([0.5, -0.5, 3.5, 4.5, 1.0, 2.0, 6.0]))
+        scheme.a.fill_(-0.3)
+    gain = scheme.terms(r).gain
+    expected = [torch.exp(-0.3 * r.abs() ** p) for p in (0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 2.0)]
+    torch.testing.assert_close(gain, torch.stack(expected))
+
+
 def test_a_phase_of_pope_may_leave_its_range():
     scheme, (q, k, v) = cases.build("pope"), cases.tensors()
     before = locant.attend(q, k, v, scheme)

@@ -52,11 +52,9 @@ def table(length: int, layers: int, heads: int, width: int, name: str | None) ->
         found.add_row(row.spec, *what, f"{row.shared:,}", f"{row.own:,}", *ticks)
     console.print(found)
     console.print("Parameters: clipped and absolute tables cover the whole length; a model has one absolute table.")
-    for what, having in {
-        "Need the hidden states of tokens (attend's x)": [row.spec for row in rows if row.reads],
-        "For causal attention": [row.spec for row in rows if row.causal_only],
-    }.items():
-        console.print(f"{what}: {', '.join(having)}", highlight=False)
+    reading, causal = [row.spec for row in rows if row.reads], [row.spec for row in rows if row.causal_only]
+    console.print(f"Need the hidden states of tokens (attend's x): {', '.join(reading)}", highlight=False)
+    console.print(f"For causal attention: {', '.join(causal)}", highlight=False)
     console.print("The options of a scheme: locant schemes NAME")
     maps = ", ".join(map_names())
     console.print(f"Maps of positions, written SCHEME@MAP, such as rope@grouped:size=4: {maps}", highlight=False)

@@ -48,8 +48,7 @@ class Subject:
         how = self.how(pick)
         if how["x"] is not None:
             how["x"] = (how["x"], how["x"][:, keys])
-        where = {"q_pos": pos, "k_pos": pos[keys]}
-        found = eager.logits(prepare(q, k[:, :, keys], v[:, :, keys], scheme, **where, **how))
+        found = eager.logits(prepare(q, k[:, :, keys], v[:, :, keys], scheme, q_pos=pos, k_pos=pos[keys], **how))
         return found.masked_fill(pos[keys] > pos[:, None], 0.0) if scheme.causal_only else found
 
 
