@@ -18,7 +18,8 @@ Back ends:
          - decoding: no terms but a bias and temperatures;
          - a bias alone, one sequence on a CPU: consecutive positions, unlimited (no mask, no additive mask, no window),
            not causal, gradients disabled, not compiled;
-         - no terms but temperatures, unlimited, and not causal, or causal with consecutive positions and as many queries as keys.
+         - no terms but temperatures, unlimited, and not causal, or causal with consecutive positions and as many
+           queries as keys.
     3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
        CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
        program then has torch's own operators alone, and runs without locant.
