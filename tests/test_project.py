@@ -76,7 +76,7 @@ WITHOUT_PYTHON = {"census.md", "glossary.md", "log.md", "performance.md", "relia
 )
 def test_the_python_in_the_documents_runs(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    schemes = dict(locant.SCHEMES)
+    schemes, maps = dict(locant.SCHEMES), dict(locant.schemes.MAPS)
     names: dict = {}
     try:
         for block in python_blocks(path):
@@ -84,6 +84,8 @@ def test_the_python_in_the_documents_runs(path, monkeypatch, tmp_path):
     finally:  # what a document adds to the schemes is not there for the next test
         locant.SCHEMES.clear()
         locant.SCHEMES.update(schemes)
+        locant.schemes.MAPS.clear()
+        locant.schemes.MAPS.update(maps)
     assert "locant" in names
 
 
