@@ -61,6 +61,10 @@ def test_every_scheme_is_found_by_its_class_and_by_its_name():
         assert cls.__module__ == f"locant.schemes.{location.split('.')[0]}"
         assert pickle.loads(pickle.dumps(cls)) is cls
     assert locant.schemes.names() == list(locant.SCHEMES)
+    assert locant.schemes.map_names() == list(locant.schemes.MAPS) == list(locant.schemes.MAP_CLASSES)
+    for name, location in locant.schemes.MAP_CLASSES.items():
+        assert locant.schemes.class_of(name) is getattr(locant.schemes, location.split(".")[1])
+    assert not set(locant.SCHEMES) & set(locant.schemes.MAPS)
 
 
 def python_blocks(path: Path) -> list[str]:
