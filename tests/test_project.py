@@ -61,6 +61,10 @@ def test_every_scheme_is_found_by_its_class_and_by_its_name():
         assert cls.__module__ == f"locant.schemes.{location.split('.')[0]}"
         assert pickle.loads(pickle.dumps(cls)) is cls
     assert locant.schemes.names() == list(locant.SCHEMES)
+    assert locant.schemes.map_names() == list(locant.schemes.MAPS) == list(locant.schemes.MAP_CLASSES)
+    for name, location in locant.schemes.MAP_CLASSES.items():
+        assert locant.schemes.class_of(name) is getattr(locant.schemes, location.split(".")[1])
+    assert not set(locant.SCHEMES) & set(locant.schemes.MAPS)
 
 
 def python_blocks(path: Path) -> list[str]:
@@ -76,7 +80,7 @@ WITHOUT_PYTHON = {"census.md", "glossary.md", "log.md", "performance.md", "relia
 )
 def test_the_python_in_the_documents_runs(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    schemes = dict(locant.SCHEMES)
+    schemes, maps = dict(locant.SCHEMES), dict(locant.schemes.MAPS)
     names: dict = {}
     try:
         for block in python_blocks(path):
@@ -84,6 +88,8 @@ def test_the_python_in_the_documents_runs(path, monkeypatch, tmp_path):
     finally:  # what a document adds to the schemes is not there for the next test
         locant.SCHEMES.clear()
         locant.SCHEMES.update(schemes)
+        locant.schemes.MAPS.clear()
+        locant.schemes.MAPS.update(maps)
     assert "locant" in names
 
 

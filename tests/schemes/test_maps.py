@@ -11,6 +11,7 @@ from locant.attention import eager, tables
 from locant.attention.request import prepare
 from locant.schemes import Grouped, Interpolated, Map, Recurrent, Rope, SelfExtend, Sum, Tisa
 from locant.schemes.map import _first
+from locant.terms import Sides, Terms
 from locant.testing import check_scheme
 from tests import cases
 from tests import frontier_oracles as oracles
@@ -262,11 +263,20 @@ def test_what_a_subclass_changes_it_declares_again():
     torch.testing.assert_close(halved, rounded.terms(torch.tensor([1, 2])).bias.mean(1, keepdim=True))
 
 
-@pytest.mark.parametrize("text", ["interpolated:factor=3.3", "interpolated:factor=0.7", "grouped:size=3",
-                                  "selfextend:window=5,size=3", "selfextend:window=40,size=7"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "interpolated:factor=1.1",
+        "interpolated:factor=3.3",
+        "interpolated:factor=0.7",
+        "grouped:size=3",
+        "selfextend:window=5,size=3",
+        "selfextend:window=40,size=7",
+    ],
+)
 def test_the_formula_of_the_reach_is_what_a_search_finds(text):
     scheme = cases.build(f"tisa@{text}")
-    for limit in (0, 1, 2, 5, 6, 33, 64, 1000, 77_777):
+    for limit in (0, 1, 2, 5, 6, 30, 33, 64, 170, 1000, 77_777):  # 30 and 170 · 1.1 are rounded
         assert scheme.first_at(limit) == _first(scheme.offsets, limit)
 
 
@@ -334,6 +344,41 @@ def test_gradients_reach_the_scheme():
     q, k, v = cases.tensors(lq=20, lk=20, dtype=torch.float32)
     locant.attend(q, k, v, scheme, causal=True).square().sum().backward()
     assert (scheme.scheme.table.grad.abs().sum(0) > 0)[:6].all()
+
+
+class Warm(locant.Scheme):
+    """A bias that decays, side vectors read from x, and a temperature by the position of the query."""
+
+    reads_queries = causal_only = takes_reals = True
+    read_width = 2
+
+    def terms(self, r):
+        return Terms(bias=-r.abs().double()[None], query_side=torch.stack([r.double(), r.double() ** 2], -1)[None])
+
+    def read(self, x):
+        return x[:, None, :, :2].expand(-1, 4, -1, -1)
+
+    def sides(self, tokens):
+        warmth = 1 + tokens.q_pos[:, None].double()
+        return Sides(query=tokens.read_q, temperature=warmth.expand(-1, 4, -1))
+
+
+def test_what_a_scheme_computes_for_each_token_keeps_true_positions():
+    q, k, v = given(9, 9)
+    x, scheme = torch.randn(2, 9, 6, dtype=torch.float64), Grouped(Warm(), size=3)
+    assert scheme.reads_queries
+    assert scheme.has_sides
+    assert scheme.causal_only
+    got = eager.logits(prepare(q, k, v, scheme, x=x, causal=True, scale=0.3))
+    for i, j in ((0, 0), (8, 1), (7, 6), (5, 0)):
+        r = -((i - j) // 3)
+        side = x[:, None, i, 0] * r + x[:, None, i, 1] * r**2
+        expected = (1 + i) * (0.3 * ((q[:, :, i] * k[:, :, j]).sum(-1) + side) + r)
+        torch.testing.assert_close(got[:, :, i, j], expected, **EXACT)
+    with pytest.raises(ValueError, match="is for causal attention"):
+        prepare(q, k, v, scheme, x=x)
+    with pytest.raises(ValueError, match="reads hidden states"):
+        prepare(q, k, v, scheme, causal=True)
 
 
 def test_a_map_of_a_scheme_in_half_precision():

@@ -69,7 +69,8 @@ def test_the_reference_has_every_public_name_once():
     entries = directives()
     assert len(entries) == len(set(entries))
     assert {f"locant.{name}" for name in locant.__all__} <= set(entries)
-    files = {location.partition(".")[0] for location in locant.schemes.CLASSES.values()}
+    locations = [*locant.schemes.CLASSES.values(), *locant.schemes.MAP_CLASSES.values()]
+    files = {location.partition(".")[0] for location in locations}
     assert {f"locant.schemes.{name}" for name in files} <= set(entries)
 
 

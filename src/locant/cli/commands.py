@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 
 def _schemes(parser: Parser) -> None:
-    parser.argument("name", "Describe one scheme and its options instead.", nargs="?", type=values.scheme_name)
+    parser.argument("name", "Describe one scheme or map and its options instead.", nargs="?", type=values.scheme_name)
     parser.option("--length", default=512, type=values.at_least(2), metavar="N", help="Length of the model, 2 or more.")
     parser.option("--layers", default=12, type=values.at_least(1), metavar="N", help="Layers of the model.")
     _size(parser, heads=12, width=768)

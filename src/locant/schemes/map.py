@@ -170,7 +170,7 @@ class Map(Scheme):
         above = below + 1 if limit is None else (below + 1).clamp(max=limit - 1)
         both = self.scheme.embed(torch.stack([below, above]))
         assert both is not None
-        return _between(*wide(both), (at - below)[..., None]).to(both.dtype)
+        return _between(wide(both[0]), wide(both[1]), (at - below)[..., None]).to(both.dtype)
 
     def rotate(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
         if not self.scheme.rotates:
@@ -194,7 +194,7 @@ class Map(Scheme):
         tables: dict[str, Any] = {}
         for name, table in both.tables().items():
             share = (at - below)[None, :, None] if table.ndim == 3 else (at - below)[None, :]
-            tables[name] = _between(*table.split(len(r), dim=1), share)
+            tables[name] = _between(table[:, : len(r)], table[:, len(r) :], share)
         return Terms(**tables)
 
     def _mapped(self, pair: Pair) -> Pair:
