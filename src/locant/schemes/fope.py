@@ -6,7 +6,8 @@
 The coefficients are fixed: the identity plus normal numbers of deviation spread · √(1 / kept pairs), drawn from `seed`.
 They are used as drawn; the paper's listing divides each column by its sum, the authors' code does not. Frequencies
 below 2π/length make less than one turn in training and are dropped, and the pairs of these frequencies stay as they
-are (cos' = 1, sin' = 0). The authors' code pads both with ones instead, √2 times a turn by 45°: `rest=turned`.
+are (cos' = 1, sin' = 0). The authors' code pads both with ones instead, √2 times a turn by 45°: `rest=turned`. It also
+mixes at most D/4 pairs; we mix all whose frequency is kept.
 
 A mixture is no rotation, so the logit depends on both positions and not on r alone. By default every head has
 coefficients of its own, as published. Grouped query heads share a key and so need `heads=shared`.

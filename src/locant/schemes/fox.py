@@ -17,7 +17,8 @@ position of the row, where a new sequence starts. Anything else raises ValueErro
 mask. Compiled code cannot read positions and takes the order given.
 
 **Precision.** The log-gates are float32 or wider and their sums float64. For n tokens the error of c_i − c_j is below
-n² · 2⁻⁵³ · max |ln σ|: with log-gates of −1, 1e-6 after 100,000 tokens in the worst case, and 1e-9 in practice.
+n² · 2⁻⁵³ · max |ln σ|: with log-gates of −1, 1e-6 after 100,000 tokens in the worst case. For random gates the largest
+error of 100,000 tokens was 1.3e-9, and 0 for float32 gates of similar sizes; sums in float32 are wrong by 6e-3.
 
 **Start.** w = 0 and b such that the gates of a head are e^(−1/T) with T from 16 to 1,024 tokens: ALiBi with slopes 1/T.
 With b = 0, half of everything would be forgotten with every token.

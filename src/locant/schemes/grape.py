@@ -2,9 +2,9 @@
 
     logit_ij = scale · q_i·k_j + r · ω_h · ( softplus(v_h·q_i / √D) + softplus(u_h·k_j / √D) )        j ≤ i
 
-Zhang et al. 2025, GRAPE, eq. 4.6. For j > i the formula would reward distance, so attention must be causal;
+Zhang et al. 2025, arXiv 2512.07805, eq. 4.6. For j > i the formula would reward distance, so attention must be causal;
 `two_sided=true` puts −|r| in place of r. v and u start at 0 and ω = exp(log_speed) > 0 at ALiBi's slopes divided by
-2 ln 2, the sum of the two gates: the scheme starts as ALiBi. In the paper ω is not learned.
+2 ln 2, the sum of the two gates: the scheme starts as ALiBi. ω is learned here.
 """
 
 from __future__ import annotations

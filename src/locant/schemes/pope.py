@@ -5,10 +5,10 @@
 arXiv 2509.10534. Every coordinate has a frequency of its own, where RoPE has one for two coordinates. So `rotate`
 returns cosine and sine parts: queries and keys of 2·D numbers, and a content product that costs twice as much. The
 learned phases δ are those of the keys. We subtract them from the queries' angles, which is the same, because grouped
-query heads share a key. They start at 0.
+query heads share a key. They start at 0, as in PoPE-pytorch.
 
-The authors clamp δ to [−2π, 0]. Every phase is equal to one in that range, so we take it as it is: a phase that an
-optimizer moves out of the range keeps its gradient.
+PoPE-pytorch clamps δ to [−2π, 0] on use. Every phase is equal to one in that range, so we take it as it is: a phase
+that an optimizer moves out of the range keeps its gradient.
 """
 
 from __future__ import annotations
