@@ -18,7 +18,7 @@ A part that a scheme leaves out is neutral: gain, level and temperature 1, every
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -86,7 +86,7 @@ class Terms:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Terms:
         changed: dict[str, Any] = {name: change(table) for name, table in self.tables().items()}
-        return replace(self, **changed)
+        return Terms(**changed, pair=self.pair)
 
     def __add__(self, other: Terms) -> Terms:
         """The terms of two schemes used together: gains multiply, side vectors join, everything else adds."""

@@ -93,4 +93,5 @@ def attend(
 
 
 def _autocasts(kind: str) -> bool:
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    known = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
+    return known and torch.is_autocast_enabled(kind)

@@ -81,6 +81,8 @@ def in_full(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in the dtype `request.wide`, with the key/value heads repeated for each group of query heads."""
     groups = request.q.shape[1] // request.k.shape[1]
     q, k, v = (x.to(request.wide) for x in (request.q, request.k, request.v))
+    if groups == 1:
+        return q, k, v
     return q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
 
 

@@ -30,7 +30,8 @@ ROWS = 2**22
 
 def attend(request: Request) -> tuple[Tensor, None]:
     """The output [B, H, Lq, Dv] in the dtype of q, and None: the kernel returns no weights."""
-    q, k, v = (x.to(request.content_dtype) for x in (*request.rotated, request.v))
+    dtype = request.content_dtype
+    q, k, v = (x if x.dtype == dtype else x.to(dtype) for x in (*request.rotated, request.v))
     band, spans = _band(request), _spans(request)
     if band is not None and spans is not None:
         return _attend_band(request, q, k, v, band.to(torch.promote_types(band.dtype, q.dtype)), spans), None
@@ -42,7 +43,8 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     lq, lk = q.shape[2], k.shape[2]
     added, temperature = None, request.sides.temperature
     if request.terms.used() or request.sides.used():
-        full_q, full_k, _ = in_full(request)
+        needs_keys = request.terms.pair is not None or (request.terms.key is not None and request.sides.key is None)
+        full_q, full_k, _ = in_full(request) if needs_keys else (request.q.to(request.wide), request.k, None)
         added = added_logits(request, slice(None), full_q, full_k)
     if temperature is not None:
         q = (q.to(request.wide) * temperature[..., None].to(request.wide)).to(q.dtype)
@@ -84,8 +86,9 @@ def _attend_band(
     b, h, lq, outs = q.shape[0], q.shape[1], q.shape[2], []
     q = q.flip(2) if lq > 1 else q
     for rows, first, end in spans:
-        view = band[:, first : end + lq - 1].unfold(1, end - first, 1)  # [H, Lq, keys], strides (…, 1, 1)
-        mask = view.detach().expand(rows.stop - rows.start, h, -1, -1)
+        part = band.detach() if first == 0 and end == k.shape[2] else band.detach()[:, first : end + lq - 1]
+        # [sequences, H, Lq, keys], strides (…, 1, 1)
+        mask = part.unfold(1, end - first, 1).expand(rows.stop - rows.start, h, -1, -1)
         part_q, part_k, part_v = q, k, v
         if (rows, first, end) != (slice(0, b), 0, k.shape[2]):
             part_q, part_k, part_v = q[rows], k[rows, :, first:end], v[rows, :, first:end]
@@ -141,8 +144,6 @@ class BiasGradient(torch.autograd.Function):
 
 
 def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
-    if mask is not None and _suits_products(request, q, k, v, mask):
-        return _by_products(q, k, v, mask, request.scale)
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -153,29 +154,6 @@ def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
         scale=request.scale,
         enable_gqa=decided(k.shape[1] != q.shape[1]),
     )
-
-
-def _suits_products(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> bool:
-    """Whether two matrix products are faster than torch's kernel: one query on a CPU, in float32.
-
-    The kernel computes tiles of queries and reads keys at half the speed of a product. Keys and values must be [B · H,
-    Lk, D] without a copy.
-    """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or request.dropout:
-        return False
-    plain = q.shape[2] == 1 and q.device.type == "cpu" and q.dtype == mask.dtype == torch.float32
-    return plain and all(x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1) for x in (k, v))
-
-
-def _by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """The output for one query of every sequence. The queries of a group of heads are rows of one product."""
-    (b, h, _, d), (_, kv, lk, _) = q.shape, k.shape
-    logits = torch.baddbmm(
-        mask.reshape(b * kv, h // kv, lk), q.reshape(b * kv, h // kv, d), k.flatten(0, 1).mT, alpha=scale
-    )
-    nothing = logits.amax(-1, keepdim=True) == -torch.inf  # a query that may attend to no key gets zeros
-    out = torch.bmm(logits.softmax(-1), v.flatten(0, 1)).masked_fill_(nothing, 0.0)
-    return out.view(b, h, 1, -1)
 
 
 def _band(request: Request) -> Tensor | None:
