@@ -3,14 +3,17 @@
 import pytest
 import torch
 
-from locant.terms import TABLES, Terms
+from locant.terms import TABLES, Sides, Terms
+
+JOINED = ("query_side", "key_side")
+"""Tables of vectors that meet those of `Sides`: longer in a sum."""
 
 
 def table(name, *, vector=True):
-    return torch.randn(2, 5, 3) if name not in ("bias", "score") and vector else torch.randn(2, 5)
+    return torch.randn(2, 5, 3) if name not in ("bias", "score", "level") and vector else torch.randn(2, 5)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in (*JOINED, "level")])
 def test_a_sum_adds_each_table_and_multiplies_gains(name):
     a, b = table(name), table(name)
     both = Terms(**{name: a}) + Terms(**{name: b})
@@ -24,6 +27,28 @@ def test_a_table_of_one_part_is_that_of_the_sum(name):
     for both in (Terms(**{name: a}) + Terms(), Terms() + Terms(**{name: a})):
         assert both.used() == (name,)
         assert getattr(both, name) is a
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_side_vectors_and_their_tables_join_in_the_same_order(name):
+    a, b = table(name), torch.randn(1, 5, 2)
+    both = Terms(**{name: a}) + Terms(**{name: b})
+    torch.testing.assert_close(getattr(both, name), torch.cat([a, b.expand(2, -1, -1)], dim=-1))
+    side = name.removesuffix("_side")
+    p, t = torch.randn(1, 2, 4, 3), torch.randn(3, 1, 4, 2)
+    joined = getattr(Sides(**{side: p}) + Sides(**{side: t}), side)
+    torch.testing.assert_close(joined, torch.cat([p.expand(3, -1, -1, -1), t.expand(-1, 2, -1, -1)], dim=-1))
+
+
+def test_temperatures_multiply_and_levels_of_two_schemes_are_refused():
+    one, other = torch.rand(1, 2, 4), torch.rand(1, 2, 4)
+    both = Sides(temperature=one, query_level=one) + Sides(temperature=other)
+    torch.testing.assert_close(both.temperature, one * other)
+    assert both.query_level is one
+    with pytest.raises(ValueError, match="both have levels"):
+        Sides(query_level=one) + Sides(key_level=other)
+    with pytest.raises(ValueError, match="both have levels"):
+        Terms(level=table("level")) + Terms(level=table("level"))
 
 
 def test_a_scalar_gain_multiplies_every_coordinate_of_a_vector_gain():

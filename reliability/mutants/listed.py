@@ -39,20 +39,20 @@ PYTHON_FAULTS = (
     Fault(
         "beam search: positions of cached keys repeat as a whole",
         "src/locant/hf/cached.py",
-        "cache.locant_positions.repeat_interleave(repeats, dim=0)",
-        "cache.locant_positions.repeat(repeats, 1)",
+        "x.repeat_interleave(repeats, dim=0)",
+        "x.repeat(repeats, *(1 for _ in x.shape[1:]))",
     ),
     Fault(
         "beam search: reordering the cache leaves positions as they are",
         "src/locant/hf/cached.py",
-        "cache.locant_positions = cache.locant_positions.index_select(0, rows.to(cache.locant_positions.device))",
-        "cache.locant_positions = cache.locant_positions",
+        "_rearrange(cache, lambda x: x.index_select(0, rows.to(x.device)))",
+        "_rearrange(cache, lambda x: x)",
     ),
     Fault(
         "selecting rows of the cache leaves positions as they are",
         "src/locant/hf/cached.py",
-        "cache.locant_positions = cache.locant_positions[rows]",
-        "cache.locant_positions = cache.locant_positions[: len(rows)]",
+        "_rearrange(cache, lambda x: x[rows])",
+        "_rearrange(cache, lambda x: x[: len(rows)])",
     ),
     Fault(
         "SQuAD: the label takes in the token after the answer",

@@ -108,11 +108,11 @@ def test_queries_are_restored_if_a_fit_fails(monkeypatch):
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     calls = []
 
-    def fail(*arguments):
+    def fail(*arguments, **named):
         calls.append(1)
         if len(calls) == 2:  # in the second layer
             raise KeyboardInterrupt
-        return real(*arguments)
+        return real(*arguments, **named)
 
     real = fitting._minimize
     monkeypatch.setattr(fitting, "_minimize", fail)

@@ -211,7 +211,7 @@ def _built(
             found[n_heads, head_dim] = per_layer(spec, len(attentions), **dims)
         return [found[size][layer] for layer, size in enumerate(sizes)]
 
-    built, of_states = build(width), getattr(stack.config, "hidden_size", width)
+    built, of_states = build(width), getattr(getattr(stack, "config", None), "hidden_size", width)
     # ELECTRA's token embeddings are narrower than the hidden states that a scheme reads.
     return build(of_states) if of_states != width and any(scheme.reads for scheme in built) else built
 
