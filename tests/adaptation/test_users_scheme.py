@@ -16,12 +16,14 @@ WIDTHS = torch.tensor([0.5, 2.0, 6.0, 15.0])
 @pytest.fixture(scope="module")
 def document():
     """The names that the document defines; its schemes are registered for these tests only."""
-    before, names = dict(locant.SCHEMES), {}
+    before, maps, names = dict(locant.SCHEMES), dict(locant.schemes.MAPS), {}
     for block in python_blocks(ROOT / "docs" / "new-scheme.md"):
         exec(compile(block, "new-scheme.md", "exec"), names)
     yield names
     locant.SCHEMES.clear()
     locant.SCHEMES.update(before)
+    locant.schemes.MAPS.clear()
+    locant.schemes.MAPS.update(maps)
 
 
 def cauchy_model(noise=0.0):

@@ -218,6 +218,8 @@ MAPPED = [
     "learned:length=16@interpolated", "learned:length=6@grouped:size=3", "learned:length=8@recurrent:length=8",
     "sinusoidal@interpolated", "sinusoidal@recurrent:length=5", "first@grouped:size=2", "first@interpolated:factor=2",
     "fire:width=6,length=4@interpolated", "fire@recurrent:length=6", "cope:positions=4@grouped:size=2", "nope@grouped",
+    "fade@interpolated:factor=3", "pope@interpolated", "fope@grouped:size=2", "grape@interpolated:factor=2.5",
+    "inkling:extent=6,width=2@grouped:size=2", "inkling:extent=5,width=2@interpolated:factor=2", "fox@grouped:size=2",
     "rope@grouped:size=2@selfextend:window=4,size=3", "toeplitz:clip=3@interpolated@grouped:size=2",
     "alibi@grouped:size=2+rope@interpolated+tisa", "rope@selfextend:window=4,size=2+tisa@grouped:size=2",
 ]  # fmt: skip

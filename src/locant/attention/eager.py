@@ -227,7 +227,11 @@ def _vector_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tenso
     terms, total = request.terms, None
     if terms.query is not None:
         by_offset = q[:, :, rows] @ terms.query.mT  # [B, H, rows, R]
-        total = _plus(total, by_offset.gather(-1, _columns(request, rows, by_offset)))
+        if request.consecutive and request.q.shape[2] == 1:  # decoding: the keys are in the order of the offsets
+            beyond = by_offset[..., :1].expand(*by_offset.shape[:3], request.k.shape[2] - by_offset.shape[3])
+            total = _plus(total, torch.cat([beyond, by_offset], dim=-1))
+        else:
+            total = _plus(total, by_offset.gather(-1, _columns(request, rows, by_offset)))
     if terms.key is not None:
         by_offset = terms.key @ k.mT  # [B, H, R, Lk]
         total = _plus(total, by_offset.gather(-2, _columns(request, rows, by_offset)))

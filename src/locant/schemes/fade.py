@@ -22,6 +22,8 @@ from locant.terms import Terms
 class Fade(Scheme):
     """A gain that decays over the distance. Parameters: 2 · n_heads."""
 
+    takes_reals = True
+
     def __init__(self, *, n_heads: int) -> None:
         super().__init__()
         check_int(self, "n_heads", n_heads, at_least=1)

@@ -31,6 +31,7 @@ class Fope(Scheme):
     """Rotary positions with mixed frequencies. Parameters: 0."""
 
     shift_invariant = False
+    takes_reals = True
     coefficients: Tensor
     """[2, H or 1, pairs, pairs], for cosines and sines: whole numbers of UNIT, saved with the weights.
 

@@ -23,7 +23,7 @@ from locant.terms import Sides, Terms, Tokens
 class Grape(Scheme):
     """A slope of both tokens. Parameters: (2 · head_dim + 1) · n_heads."""
 
-    has_levels = True
+    has_levels = takes_reals = True
 
     def __init__(self, *, two_sided: bool = False, n_heads: int, head_dim: int) -> None:
         super().__init__()

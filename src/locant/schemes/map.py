@@ -81,7 +81,7 @@ class Map(Scheme):
             if hasattr(self.scheme, dim):
                 setattr(self, dim, getattr(self.scheme, dim))
         self.has_pair = probed(self.scheme).pair is not None
-        for name in ("pairwise", "incremental", "causal_only", "ordered", "planes", "grows"):
+        for name in ("pairwise", "incremental", "causal_only", "ordered", "planes", "grows", "widens", "own_keys"):
             setattr(self, name, getattr(self.scheme, name))
         for name in ("reads_queries", "reads_keys", "read_width", "has_levels"):
             setattr(self, name, getattr(self.scheme, name))

@@ -23,7 +23,7 @@ from locant.schemes.base import Scheme, check_float, check_int, exact, wide
 class Pope(Scheme):
     """Polar coordinates: sizes by content, phases by position. Parameters: n_heads · head_dim."""
 
-    widens = True
+    widens = takes_reals = True
 
     def __init__(self, *, theta: float = 10000.0, n_heads: int, head_dim: int) -> None:
         super().__init__()
