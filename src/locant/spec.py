@@ -47,13 +47,16 @@ def scheme(
     dims = {"n_heads": n_heads, "head_dim": head_dim, "d_model": d_model}
     parts = notation.parse(spec)
     notation.check_names(parts, known, maps)
-    built = []
-    for part in parts:
-        inner = _build(part, known[part.name], dims)
-        for each in part.maps:
-            inner = _build(each, maps[each.name], dims, inner)
-        built.append(inner)
+    built = [mapped(_build(part, known[part.name], dims), part, maps) for part in parts]
     return built[0] if len(built) == 1 else Sum(*built)
+
+
+def mapped(inner: Scheme, part: notation.Part, maps: Mapping[str, type[Map]] | None = None) -> Scheme:
+    """Returns a scheme within the maps that a part of a spec names."""
+    maps = MAPS if maps is None else maps
+    for each in part.maps:
+        inner = _build(each, maps[each.name], {}, inner)
+    return inner
 
 
 def per_layer(

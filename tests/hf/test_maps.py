@@ -125,3 +125,64 @@ def test_kept_and_added():
         for layer in locant.native(model).stacks[0].layers:
             layer.parts_of_sum()[-1].scheme.table.zero_()
     torch.testing.assert_close(output(model, **given), before, **EXACT)
+
+
+@torch.no_grad()
+def test_a_models_own_positions_within_a_map(tmp_path):
+    bert = make("bert").eval()
+    table = bert.embeddings.position_embeddings.weight.clone()
+    locant.swap(bert, "native@interpolated:factor=2")
+    assert bert.config.max_position_embeddings == 2 * len(table)
+    at = torch.tensor([0, 1, 2, 5])
+    want = torch.stack([table[0], (table[0] + table[1]) / 2, table[1], (table[2] + table[3]) / 2])
+    torch.testing.assert_close(locant.native(bert).stacks[0].embed.embed(at), want)
+    bert(input_ids=torch.randint(3, 60, (1, 70)))
+    bert.save_pretrained(tmp_path)
+    ids = torch.randint(3, 60, (1, 70))
+    assert torch.equal(locant.load(tmp_path).eval()(input_ids=ids)[0], bert(input_ids=ids)[0])
+    locant.swap(bert, "native")
+    assert torch.equal(bert.embeddings.position_embeddings.weight, table)
+
+
+@torch.no_grad()
+def test_self_extend_of_a_rotary_model_changes_distant_pairs_alone():
+    model, ids = make("llama").eval(), torch.randint(3, 60, (1, 24))
+    before = model(input_ids=ids)[0]
+    locant.swap(model, "native@selfextend:window=8,size=2")
+    after = model(input_ids=ids)[0]
+    torch.testing.assert_close(after[:, :9], before[:, :9], atol=1e-5, rtol=1e-5)
+    assert float((after[:, 9:] - before[:, 9:]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["t5", "mpnet", "gpt2", "opt", "jamba"])
+def test_a_map_that_changes_nothing_changes_nothing(kind):
+    """Groups of one token, on tables, biases, both, and layers without positions."""
+    model = make(kind).eval()
+    given = {"input_ids": torch.randint(3, 60, (2, 11), generator=torch.Generator().manual_seed(0))}
+    if model.config.is_encoder_decoder:
+        given["decoder_input_ids"] = given["input_ids"]
+    if kind == "jamba":
+        with pytest.raises(ValueError, match="has no positions of its own that 'native@grouped:size=1' could map"):
+            locant.swap(model, "native@grouped:size=1")
+        return
+    with torch.no_grad():
+        before = model(**given)[0]
+        torch.testing.assert_close(
+            locant.swap(model, "native@grouped:size=1")(**given)[0], before, atol=1e-5, rtol=1e-5
+        )
+
+
+def test_own_positions_within_a_map_in_words():
+    model = make("bert")
+    for spec, problem in (
+        ("native@selfextend:window=8,size=2", "selfextend"),
+        ("native@gruped:size=2", "unknown map 'gruped'"),
+        ("native@grouped:size=2+tisa", "keep_native=True"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            locant.swap(model, spec)
+    with pytest.raises(ValueError, match="leave out keep_native"):
+        locant.swap(model, "native@grouped:size=2", keep_native=True)
+    locant.swap(model, "alibi")
+    with pytest.raises(ValueError, match="call locant.swap"):
+        locant.swap(model, "native@grouped:size=2")

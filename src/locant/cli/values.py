@@ -134,8 +134,13 @@ def cycle(text: str) -> str:
 
 @_checked
 def cycle_or_native(text: str) -> str:
-    """A scheme for all layers, a cycle over them, or the word native."""
-    return text if text.strip() == "native" else cycle(text)
+    """A scheme for all layers, a cycle over them, or the word native, perhaps within maps."""
+    own, at, maps = (each.strip() for each in text.partition("@"))
+    if own == "native":
+        if at:
+            notation.check_names(notation.parse(f"nope@{maps}"))
+        return text
+    return cycle(text)
 
 
 @_checked

@@ -19,6 +19,7 @@ from locant.hf.family import Family
 from locant.hf.family_record import to_json
 from locant.hf.finding import family_of
 from locant.hf.finite import check_finite
+from locant.hf.mapped_native import is_mapped_native, mapped_native
 from locant.hf.modes import evaluating
 from locant.hf.plan import Attention, Plan, StackPlan, plan_of
 from locant.hf.probing import find_attentions, probe_through_seam
@@ -37,7 +38,7 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
 
     spec          a string ("tisa:kernels=5": a scheme of its own for every layer; "rope/nope": repeated over the
                   layers), a scheme (shared by all layers), a list with one of these per layer, the result of `native`,
-                  or "native" to restore the model's own positions.
+                  "native@grouped:size=4" (the model's own positions within a map), or "native" to restore them.
     impl          the back end of `locant.attend`.
     keep_native   add the scheme to the model's own positions instead of replacing them.
 
@@ -70,6 +71,10 @@ def exchange(
     check_model(model)
     if impl != "auto" and impl not in BACKENDS:
         raise ValueError(f"unknown impl {impl!r}; choose one of: auto, {', '.join(BACKENDS)}")
+    if isinstance(spec, str) and is_mapped_native(spec):
+        if keep_native:
+            raise ValueError(f"{spec!r} is made of the model's own positions; leave out keep_native=True")
+        spec = mapped_native(model, spec)
     old = plan_of(model)
     if is_native(spec):
         if old is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from locant.hf.mapped_native import is_mapped_native
 from locant.hf.plan import plan_of
 from locant.hf.readout import Native
 
@@ -26,7 +27,8 @@ def loses_word_order(model: PreTrainedModel, spec: Any, *, keep_native: bool) ->
     A model that was built from a config has no name. Positions that were read from a model are learned ones.
     """
     trained = bool(getattr(model, "name_or_path", ""))
-    return trained and not keep_native and not is_native(spec) and not isinstance(spec, Native)
+    own = is_native(spec) or is_mapped_native(spec) or isinstance(spec, Native)
+    return trained and not keep_native and not own
 
 
 def advice(model: PreTrainedModel, spec: Any) -> str:

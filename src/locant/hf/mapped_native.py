@@ -1,0 +1,59 @@
+"""`native@MAP`: a model's own positions, mapped, so that it reads longer texts with what it has learned.
+
+native@interpolated:factor=4               BERT's table, stretched to four times its length
+native@selfextend:window=1024,size=8       SelfExtend of a rotary model, in the layers that rotate
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from locant import notation
+from locant.hf.plan import plan_of
+from locant.hf.readout import Native, native
+from locant.schemes import Scheme, Sum
+from locant.spec import mapped
+
+WORD = "native"
+
+
+def is_mapped_native(spec: Any) -> bool:
+    """Whether a spec is the model's own positions within maps."""
+    return isinstance(spec, str) and "@" in spec and spec.partition("@")[0].strip() == WORD
+
+
+def mapped_native(model: PreTrainedModel, spec: str) -> Native:
+    """Returns the positions of a model that is not swapped, within the maps of a spec."""
+    parts = notation.parse(f"nope@{spec.strip().partition('@')[2]}")
+    notation.check_names(parts)
+    if len(parts) > 1:
+        raise ValueError(
+            f"{spec!r} adds a scheme to the model's own positions; map the scheme, and pass keep_native=True to add it"
+        )
+    if plan_of(model) is not None:
+        raise ValueError(f"{spec!r} is for a model with its own positions; call locant.swap(model, 'native') first")
+    own = native(model)
+    done: dict[int, Scheme] = {}  # a scheme that layers share stays one object
+
+    def within(scheme: Scheme) -> Scheme:
+        if id(scheme) not in done:
+            inner = [each if each.silent else mapped(each, parts[0]) for each in scheme.parts_of_sum()]
+            done[id(scheme)] = inner[0] if len(inner) == 1 else Sum(*inner)
+        return done[id(scheme)]
+
+    stacks = tuple(
+        replace(
+            read,
+            embed=None if read.embed is None else within(read.embed),
+            layers=None if read.layers is None else [within(scheme) for scheme in read.layers],
+        )
+        for read in own.stacks
+    )
+    if all(
+        scheme.silent for read in stacks for scheme in [*([read.embed] if read.embed else []), *(read.layers or [])]
+    ):
+        raise ValueError(f"{type(model).__name__} has no positions of its own that {spec!r} could map")
+    return replace(own, stacks=stacks)
