@@ -184,5 +184,5 @@ def test_own_positions_within_a_map_in_words():
     with pytest.raises(ValueError, match="leave out keep_native"):
         locant.swap(model, "native@grouped:size=2", keep_native=True)
     locant.swap(model, "alibi")
-    with pytest.raises(ValueError, match="call locant.swap"):
+    with pytest.raises(ValueError, match="with its own positions; call"):
         locant.swap(model, "native@grouped:size=2")

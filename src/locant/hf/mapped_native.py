@@ -52,8 +52,6 @@ def mapped_native(model: PreTrainedModel, spec: str) -> Native:
         )
         for read in own.stacks
     )
-    if all(
-        scheme.silent for read in stacks for scheme in [*([read.embed] if read.embed else []), *(read.layers or [])]
-    ):
+    if all(scheme.silent for scheme in done.values()):
         raise ValueError(f"{type(model).__name__} has no positions of its own that {spec!r} could map")
     return replace(own, stacks=stacks)
