@@ -5,12 +5,13 @@ Sign convention, everywhere in locant: **r = key position − query position** (
 For one head, with query q_i, key k_j, value v_j and the offset r between them:
 
     logit_ij = τ_i · ( scale · ( (R_i q_i)ᵀ G_r (R_j k_j) + q_i·a_r + k_j·c_r + p_i·α_r + t_j·γ_r + s_r )
-                       + b_r + m_r · (e_i + d_j) )
+                       + b_r + m_r · (e_i + d_j) + pair_ij )
     out_i    = Σ_j softmax(logit)_ij · (v_j + u_r)
 
 `Terms` holds the tables over offsets: G (gain), a (query), c (key), α (query_side), γ (key_side), s (score), b (bias),
 m (level) and u (value). `Sides` holds what a scheme computes for each token of a call: vectors p and t of any width,
-levels e and d, and temperatures τ. R is `Scheme.rotate`.
+levels e and d, and temperatures τ. R is `Scheme.rotate`; for keys at a distance, `Far` can have other queries and keys
+in place of R_i q_i and R_j k_j. `pair` is any other function of a pair.
 
 A part that a scheme leaves out is neutral: gain, level and temperature 1, everything else 0.
 """
@@ -156,7 +157,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Far:
-    """Other rotations for keys at a distance: SelfExtend. Which product is the content of a logit depends on r.
+    """Other rotations for keys at a distance: SelfExtend. The content product of a pair depends on r.
 
     r < −window: left · keys.  r > window: right · keys.  Otherwise the queries and keys of `Scheme.rotate`.
     """

@@ -116,7 +116,7 @@ def test_a_static_cache_and_one_of_another_model_are_refused():
     model = locant.swap(copy.deepcopy(plain), "forgetting")
     ids = tokens()
     foreign = plain(input_ids=ids[:, :5], use_cache=True).past_key_values
-    with pytest.raises(RuntimeError, match="has read 0 of the 5 cached keys"):
+    with pytest.raises(RuntimeError, match="holds 5 keys of 2 sequences, and forgetting has read 0 keys"):
         model(input_ids=ids[:, 5:], past_key_values=foreign)
     from transformers import StaticCache
 

@@ -219,7 +219,7 @@ MAPPED = [
     "sinusoidal@interpolated", "sinusoidal@recurrent:length=5", "first@grouped:size=2", "first@interpolated:factor=2",
     "fire:width=6,length=4@interpolated", "fire@recurrent:length=6", "cope:positions=4@grouped:size=2", "nope@grouped",
     "fade@interpolated:factor=3", "pope@interpolated", "fope@grouped:size=2", "grape@interpolated:factor=2.5",
-    "inkling:extent=6,width=2@grouped:size=2", "inkling:extent=5,width=2@interpolated:factor=2", "fox@grouped:size=2",
+    "inkling:extent=6,width=2@grouped:size=2", "inkling:extent=5,width=2@interpolated:factor=2",
     "rope@grouped:size=2@selfextend:window=4,size=3", "toeplitz:clip=3@interpolated@grouped:size=2",
     "alibi@grouped:size=2+rope@interpolated+tisa", "rope@selfextend:window=4,size=2+tisa@grouped:size=2",
 ]  # fmt: skip
@@ -455,6 +455,12 @@ def test_other_refusals():
         cases.build("sinusoidal").embed(torch.arange(3.0))
     with pytest.raises(NotImplementedError, match="selfextend does not map positions"):
         SelfExtend(Rope(head_dim=8)).positions(torch.arange(3))
+
+
+@pytest.mark.parametrize("spec", ["fox@grouped", "fox:two_sided=true@interpolated", "logn@recurrent:length=8"])
+def test_schemes_that_go_by_the_order_of_tokens_have_no_map(spec):
+    with pytest.raises(ValueError, match="goes by the order and the number of tokens"):
+        locant.scheme(spec, n_heads=4, head_dim=8, d_model=32)
 
 
 def test_a_users_map_in_a_spec(monkeypatch):

@@ -1,11 +1,11 @@
-"""Keeps a fit within a time.
+"""Keeps a fit within its time limit.
 
 The time of a fit is layers · iterations · evaluations per iteration · seconds of an evaluation, and the last factor is
 proportional to the number of sequences. A model of 30 layers needs minutes on a laptop, and `adapt` has to train too.
 
 `affordable` times one evaluation of the loss: if all sequences would take too long, fewer are taken. That is a forecast
 from one layer, and line searches in others may take longer. So `FitClock` gives every layer an equal part of the time
-that is left, and the search in a layer ends with its part.
+that is left, and the search in a layer stops when its part is used up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FitClock:
         self.end, self.layers = math.inf if seconds is None else time.perf_counter() + seconds, layers
 
     def next_layer(self) -> float:
-        """Returns the seconds of the next layer."""
+        """Returns the time limit of the next layer, in seconds."""
         left, self.layers = self.layers, self.layers - 1
         return max(0.0, self.end - time.perf_counter()) / max(left, 1)
 

@@ -6,10 +6,12 @@
     w_ij     = exp(logit_ij) / ( exp(sink) + Σ_j exp(logit_ij) )                             exp(sink) = 0 without sinks
     out_i    = Σ_j w_ij · (v_j + u_r)
 
-p and t are q and k, or vectors of `Request.sides`; e, d and τ are there too. In float64 it defines the correct result;
-other back ends are compared with it. It computes slices of the queries one after another, so only a bounded part of a
-[B, H, Lq, Lk, D] tensor exists at a time, forward or backward. A compiled graph that serves several lengths computes
-all queries at once.
+Symbols are those of `terms.py`. `prepare` has added scale · s to b, and joined q·a + p·α to p·a, and k·c + t·γ to t·c,
+so p and t are q and k, side vectors, or both in a row.
+
+In float64 it defines the correct result; other back ends are compared with it. It computes slices of the queries one
+after another, so only a bounded part of a [B, H, Lq, Lk, D] tensor exists at a time, forward or backward. A compiled
+graph that serves several lengths computes all queries at once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a scheme computes for each token of a call, checked: `Sides`, from hidden states, queries, keys and positions.
+"""Computes and checks the `Sides` of a call: vectors, levels and temperatures of its tokens.
 
 A caller passes hidden states as x, one of
 
     [B, Lk, d_model]      of the keys; the queries are the last Lq of them, as in decoding with a cache
     [B, Lq, d_model]      of the queries, for a scheme that reads no keys
     a pair of tensors     of the queries, and of the keys; either may be None if the scheme does not read it
-    `Remembered`          what `Scheme.read` made of hidden states before: a model that caches keys caches that
+    `Remembered`          outputs of `Scheme.read`, which a model caches with its keys
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def joined(terms: Terms, sides: Sides, q: Tensor, k: Tensor, scheme: Scheme) -> 
         table, vectors = getattr(terms, f"{name}_side"), getattr(sides, name)
         if (table is None) != (vectors is None):
             missing = f"Terms.{name}_side" if table is None else f"Sides.{name}"
-            raise ValueError(f"{scheme}: Terms.{name}_side and Sides.{name} belong together, and {missing} is missing")
+            raise ValueError(
+                f"{scheme}: Terms.{name}_side and Sides.{name} belong together, and {missing} is missing; return both "
+                f"or neither"
+            )
         if table is None or vectors is None:
             continue
         if table.shape[-1] != vectors.shape[-1]:
@@ -86,7 +89,9 @@ def joined(terms: Terms, sides: Sides, q: Tensor, k: Tensor, scheme: Scheme) -> 
         terms = replace(terms, **{name: table, f"{name}_side": None})
         sides = replace(sides, **{name: vectors})
     if terms.level is not None and sides.query_level is None and sides.key_level is None:
-        raise ValueError(f"{scheme}: Terms.level multiplies levels, and Sides has none")
+        raise ValueError(
+            f"{scheme} returned Terms.level, and no levels in Sides; return query_level or key_level, or no level"
+        )
     return terms, sides
 
 
@@ -128,20 +133,20 @@ def _check_states(scheme: Scheme, q: Tensor, k: Tensor, x: States) -> tuple[Tens
     lq, lk = q.shape[2], k.shape[2]
     if isinstance(x, tuple):
         if len(x) != 2:
-            raise ValueError(f"x as a tuple must be (of queries, of keys), got {len(x)} entries")
+            raise ValueError(f"x must be a tensor or (states of queries, states of keys); got a tuple of {len(x)}")
         queries, keys = x
         for what, states, length, needed in (
             ("queries", queries, lq, scheme.reads_queries), ("keys", keys, lk, scheme.reads_keys),
         ):  # fmt: skip
             if states is None and needed:
-                raise ValueError(f"{scheme} reads the hidden states of the {what}, and x has None for them")
+                raise ValueError(f"{scheme} reads the hidden states of the {what}, which are None in x; pass a tensor")
             if states is not None:
                 _check_one(scheme, states, q, (length,))
         return queries, keys
     _check_one(scheme, x, q, (lk,) if scheme.reads_keys else (lk, lq))
     if scheme.reads_keys:
         if lq > lk:
-            raise ValueError(f"x of {lk} keys does not hold {lq} queries; pass x as (of queries, of keys)")
+            raise ValueError(f"x has {lk} keys, and there are {lq} queries; pass x=(states of queries, states of keys)")
         return None, x
     return (x if x.shape[1] == lq else x[:, lk - lq :]), None
 

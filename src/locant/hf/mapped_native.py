@@ -1,4 +1,4 @@
-"""`native@MAP`: a model's own positions, mapped, so that it reads longer texts with what it has learned.
+"""`native@MAP`: a model's own positions within maps, so that it can process longer texts without training.
 
 native@interpolated:factor=4               BERT's table, stretched to four times its length
 native@selfextend:window=1024,size=8       SelfExtend of a rotary model, in the layers that rotate
@@ -31,7 +31,8 @@ def mapped_native(model: PreTrainedModel, spec: str) -> Native:
     notation.check_names(parts)
     if len(parts) > 1:
         raise ValueError(
-            f"{spec!r} adds a scheme to the model's own positions; map the scheme, and pass keep_native=True to add it"
+            f"native@MAP cannot be added to another scheme; got {spec!r}. Use it alone, or pass keep_native=True to "
+            f"add a scheme to the model's own positions without a map"
         )
     if plan_of(model) is not None:
         raise ValueError(f"{spec!r} is for a model with its own positions; call locant.swap(model, 'native') first")
@@ -53,5 +54,5 @@ def mapped_native(model: PreTrainedModel, spec: str) -> Native:
         for read in own.stacks
     )
     if all(scheme.silent for scheme in done.values()):
-        raise ValueError(f"{type(model).__name__} has no positions of its own that {spec!r} could map")
+        raise ValueError(f"{type(model).__name__} has no positions of its own that {spec!r} could map; use SCHEME@MAP")
     return replace(own, stacks=stacks)

@@ -1,10 +1,11 @@
 """Hidden states for schemes that read them: from the input of an attention module to its attention.
 
-`hold` gives an attention module a forward that holds its input while the original runs. `interface.attention`, which
-the module calls, finds it with `held` and passes it on as the x of `locant.attend`.
+`hold` wraps the forward of an attention module and stores its input during the call. `interface.attention`, which the
+module calls, finds the input with `held` and passes it on as the x of `locant.attend`.
 
-A scheme that reads keys needs what it read from cached ones too. `remembered` stores it on the cache object, one tensor
-for each attention module, as `cached` does with positions. Operations that rearrange the rows of a cache rearrange it.
+A scheme that reads keys needs its `read` outputs of cached keys, too. `remembered` stores them on the cache object, one
+tensor for each attention module, as `cached` does with positions. Operations that rearrange the rows of a cache
+rearrange them.
 """
 
 from __future__ import annotations
@@ -97,14 +98,15 @@ def held(module: nn.Module, scheme: Scheme, lq: int, lk: int) -> States:
     current = known.traced if torch.compiler.is_compiling() else (_NOW.get() or {}).get(id(module))
     if current is None:
         raise RuntimeError(
-            f"{scheme} reads hidden states, and {type(module).__name__} was not called through its forward"
+            f"{scheme} reads hidden states, and {type(module).__name__} received none; call the module itself or the "
+            f"model, not a part of the module"
         )
     x = current.states
     if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] != lq:
         got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise NotImplementedError(
-            f"{scheme} reads the hidden states of an attention module, [batch, {lq}, width]; the input of "
-            f"{type(module).__name__} is {got}"
+            f"{scheme} reads the input of an attention module, which must be [batch, {lq}, width]; that of "
+            f"{type(module).__name__} is {got}. Use a scheme that does not read hidden states"
         )
     if not scheme.reads_keys:
         return x, None
@@ -134,8 +136,8 @@ def _with_past(module: nn.Module, scheme: Scheme, read: Tensor, cache: Cache, lk
     if stored is None or known < past or stored.shape[0] != read.shape[0]:
         rows = 0 if stored is None else stored.shape[0]
         raise RuntimeError(
-            f"{scheme} has read {known} of the {past} cached keys, in {rows} sequences of {read.shape[0]}; start with "
-            f"a new cache, filled by this swapped model"
+            f"the cache holds {past} keys of {read.shape[0]} sequences, and {scheme} has read {known} keys of {rows} "
+            f"sequences; start with a new cache, filled by this swapped model"
         )
     every = torch.cat([stored[:, :, :past], read], dim=2)
     _store(cache, module, every)

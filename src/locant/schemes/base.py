@@ -56,6 +56,8 @@ class Scheme(nn.Module):
     """`sides` needs the hidden states of the keys."""
     read_width: int = 0
     """Numbers that `read` keeps of each token and head."""
+    mappable: bool = True
+    """Its positions or offsets can be mapped. False for a scheme that goes by the order and the number of tokens."""
     has_levels: bool = False
     """`sides` returns levels. A sum can have one part that does."""
     planes: tuple[str, int] | None = None

@@ -2,8 +2,8 @@
 
     logit_ij = scale · q_i·k_j · exp(−a_h·|r|^p_h)        a > 0, 0 < p ≤ 2, one of each per head
 
-A far logit goes to 0 and not to −∞: far keys keep equal weights, where those of a bias vanish. In the paper's table a
-gain of this kind held its perplexity past the training length, and the same curve as a bias did not.
+A far logit goes to 0 and not to −∞: far keys get equal weights; with a bias their weights go to 0. In the paper's table
+a gain of this kind held its perplexity past the training length, and the same curve as a bias did not.
 
 The formula uses |a|, and p reflected at 0 and 2, so a parameter that leaves its domain keeps its gradient. The start is
 p = 1 and a = 1/T with T from 16 to 1,024 tokens.

@@ -1,4 +1,4 @@
-"""FoX, the forgetting transformer: every token closes a gate a little on all that came before it.
+"""FoX, the forgetting transformer: every token has a forget gate, and the log-gates between two tokens are their bias.
 
     logit_ij = scale · q_i·k_j + c_i − c_j        c_i = Σ_{l ≤ i} ln σ(w_h·x_l + b_h)        j ≤ i
 
@@ -43,6 +43,7 @@ class Fox(Scheme):
     reads_keys = True
     read_width = 1
     has_levels = True
+    mappable = False
     pairwise = False  # the gates between two tokens count
 
     def __init__(self, *, two_sided: bool = False, n_heads: int, d_model: int) -> None:

@@ -1,4 +1,4 @@
-"""Inkling's relative logits: every token mixes a few learned curves over the distance to one of its own.
+"""Inkling's relative logits: the bias of every query is its own mixture of a few learned curves over the distance.
 
     logit_ij = τ_i · ( scale · q_i·k_j + Σ_d (W_h x_i)_d · P[d, i − j] )        0 ≤ i − j < extent; no bias elsewhere
     τ_i      = 1 + alpha · ln max(1, (i + 1) / n0)                              without alpha: 1

@@ -24,6 +24,7 @@ class Logn(Scheme):
     """Sharper attention at later positions. Parameters: 0; n_heads with learned=true."""
 
     shift_invariant = False
+    mappable = False
 
     def __init__(self, *, n0: int = 512, learned: bool = False, n_heads: int) -> None:
         super().__init__()

@@ -67,6 +67,11 @@ class Map(Scheme):
             mapped = "+".join(f"{part}@{self.name()}:…" for part in parts)
             raise ValueError(f"{self.name()} maps one scheme, not the sum {scheme}; map its parts: {mapped}")
         (self.scheme,) = parts
+        if not self.scheme.mappable:
+            raise ValueError(
+                f"{self.scheme} goes by the order and the number of tokens, which {self.name()} does not change; leave "
+                f"out @{self.name()}"
+            )
         if self.scheme.has_far:
             raise ValueError(
                 f"{self.scheme} already rotates far keys differently, by their true distance; "
