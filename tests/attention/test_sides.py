@@ -1,0 +1,190 @@
+"""Side vectors, levels and temperatures: the general form against loops over pairs, forms of x, and bad input."""
+
+import numpy as np
+import pytest
+import torch
+
+import locant
+from locant import Scheme
+from locant.attention import eager
+from locant.attention.request import prepare
+from locant.attention.sides import NotCausal, Remembered
+from locant.schemes import Sum
+from locant.terms import Sides, Terms
+from tests import frontier_oracles as oracles
+
+B, H, L, D, W, CLIP, SCALE = 2, 4, 7, 6, 5, 3, 0.4
+
+
+class Everything(Scheme):
+    """Every part that a scheme can compute for each token."""
+
+    reads_queries = reads_keys = has_levels = True
+    pairwise, read_width, reach = False, 3, CLIP
+
+    def __init__(self, *, n_heads: int, d_model: int) -> None:
+        super().__init__()
+        self.n_heads, self.d_model = n_heads, d_model
+        self.weight = torch.nn.Parameter(torch.randn(n_heads, 3, d_model, dtype=torch.float64))
+        self.table = torch.nn.Parameter(torch.randn(n_heads, 2 * CLIP + 1, 2, dtype=torch.float64))
+
+    def read(self, x):
+        return torch.einsum("hwd,bld->bhlw", self.weight, x.to(self.weight))
+
+    def terms(self, r):
+        table = self.table[:, r.clamp(-CLIP, CLIP) + CLIP]
+        return Terms(query_side=table, key_side=-table, level=table[..., 0])
+
+    def sides(self, tokens):
+        return Sides(
+            query=tokens.read_q[..., :2],
+            key=tokens.read_k[..., 1:],
+            query_level=tokens.read_q[..., 2].double(),
+            key_level=tokens.read_k[..., 0].double(),
+            temperature=1 + tokens.q_pos[:, None].double() / 10,
+        )
+
+
+class ReadsQueries(Everything):
+    """A scheme without side vectors of keys."""
+
+    reads_keys = has_levels = False
+
+    def terms(self, r):
+        return Terms(query_side=self.table[:, r.clamp(-CLIP, CLIP) + CLIP])
+
+    def sides(self, tokens):
+        return Sides(query=tokens.read_q[..., :2])
+
+
+@pytest.fixture
+def given():
+    torch.manual_seed(0)
+    tensors = [torch.randn(B, H, L, D, dtype=torch.float64) for _ in range(3)]
+    return (*tensors, torch.randn(B, L, W, dtype=torch.float64), Everything(n_heads=H, d_model=W))
+
+
+def by_loops(q, k, x, scheme, positions):
+    """The general form, one pair at a time."""
+    read, table = scheme.read(x).detach().numpy(), scheme.table.detach().numpy()
+
+    def at(h, r):
+        return table[h, max(-CLIP, min(CLIP, r)) + CLIP]
+
+    found = oracles.logits(
+        q.numpy(), k.numpy(), positions, positions, SCALE, p=read[..., :2], a=at, t=read[..., 1:],
+        c=lambda h, r: -at(h, r),
+    )  # fmt: skip
+    for b, h, i, j in np.ndindex(found.shape):
+        level = at(h, positions[j] - positions[i])[0] * (read[b, h, i, 2] + read[b, h, j, 0])
+        found[b, h, i, j] = (1 + positions[i] / 10) * (found[b, h, i, j] + level)
+    return found
+
+
+@pytest.mark.parametrize("positions", [list(range(L)), [5, 0, 9, 2, 2, 30, 4]])
+def test_the_general_form_is_the_sum_over_its_parts(given, positions):
+    q, k, v, x, scheme = given
+    where = {"q_pos": torch.tensor(positions), "k_pos": torch.tensor(positions)}
+    wanted = by_loops(q, k, x, scheme, positions)
+    got = eager.logits(prepare(q, k, v, scheme, x=x, scale=SCALE, **where))
+    np.testing.assert_allclose(got.detach().numpy(), wanted, atol=1e-12)
+    out = oracles.attention(wanted, v.numpy())[0]
+    for impl in ("eager", "sdpa"):
+        got = locant.attend(q, k, v, scheme, x=x, scale=SCALE, impl=impl, **where)
+        np.testing.assert_allclose(got.detach().numpy(), out, atol=1e-12)
+
+
+def test_flex_computes_the_same(given):
+    q, k, v, x, scheme = given
+    truth = locant.attend(q, k, v, scheme, x=x, scale=SCALE, impl="eager", causal=True)
+    with torch.no_grad():
+        narrow = [each.float() for each in (q, k, v)]
+        got = locant.attend(*narrow, scheme.float(), x=x.float(), scale=SCALE, impl="flex", causal=True)
+    torch.testing.assert_close(got.double(), truth, atol=1e-5, rtol=1e-5)
+
+
+def test_a_sum_with_vectors_of_the_queries_themselves(given):
+    """shaw multiplies q, the other scheme side vectors: one table of longer vectors."""
+    q, k, v, x, scheme = given
+    shaw = locant.scheme("shaw:clip=2,values=false", n_heads=H, head_dim=D).double()
+    tisa = locant.scheme("tisa:kernels=2", n_heads=H).double()
+    temperature = 1 + torch.arange(L, dtype=torch.float64)[:, None] / 10
+    alone = eager.logits(prepare(q, k, v, scheme, x=x, scale=SCALE))
+    others = eager.logits(prepare(q, k, v, Sum(shaw, tisa), scale=SCALE)) - SCALE * q @ k.mT
+    for both in (Sum(scheme, shaw, tisa), Sum(tisa, shaw, scheme)):
+        got = eager.logits(prepare(q, k, v, both, x=x, scale=SCALE))
+        torch.testing.assert_close(got, alone + temperature * others)
+
+
+def test_forms_of_x(given):
+    q, k, v, x, scheme = given
+    want = locant.attend(q, k, v, scheme, x=x)
+    read = scheme.read(x)
+    for form in ((x, x), Remembered(read, read)):
+        assert torch.equal(locant.attend(q, k, v, scheme, x=form), want)
+    last = slice(L - 2, L)
+    got = locant.attend(q[:, :, last], k, v, scheme, x=x)  # the queries are the last of the keys
+    torch.testing.assert_close(got, want[:, :, last])
+    of_queries = ReadsQueries(n_heads=H, d_model=W)
+    want = locant.attend(q, k, v, of_queries, x=x)[:, :, last]
+    for form in (x, x[:, last], (x[:, last], None)):
+        torch.testing.assert_close(locant.attend(q[:, :, last], k, v, of_queries, x=form), want)
+    assert torch.equal(locant.attend(q, k, v, None, x=x), locant.attend(q, k, v))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda x: None, "reads hidden states: pass x="),
+        (lambda x: x[:, :3], r"x must be \[2, 7, 5\], the hidden states of the tokens; got \[2, 3, 5\]"),
+        (lambda x: x[..., :4], r"x must be \[2, 7, 5\].*got \[2, 7, 4\]"),
+        (lambda x: x[:1], r"x must be \[2, 7, 5\]"),
+        (lambda x: x[0], r"x must be \[2, 7, 5\]"),
+        (lambda x: (x, None), "reads the hidden states of the keys, which are None"),
+        (lambda x: (x, x, x), "got a tuple of 3"),
+    ],
+)
+def test_bad_hidden_states(given, change, problem):
+    q, k, v, x, scheme = given
+    with pytest.raises(ValueError, match=problem):
+        locant.attend(q, k, v, scheme, x=change(x))
+    with pytest.raises(TypeError, match="x must be a tensor of floating-point numbers"):
+        locant.attend(q, k, v, scheme, x=x.long())
+
+
+@pytest.mark.parametrize(
+    ("sides", "terms", "problem"),
+    [
+        (Sides(query=torch.ones(1, 1, L, 2)), Terms(), "Terms.query_side is missing"),
+        (Sides(), Terms(key_side=torch.ones(1, 1, 2)), "Sides.key is missing"),
+        (Sides(query=torch.ones(1, 1, L, 3)), Terms(query_side=torch.ones(1, 1, 2)), "vectors of 2 numbers .* of 3"),
+        (Sides(), Terms(level=torch.ones(1, 1)), "no levels in Sides"),
+        (Sides(temperature=torch.ones(1, 1, L + 1)), Terms(), "Sides.temperature must be"),
+        (Sides(key_level=torch.ones(1, 3, L)), Terms(), "Sides.key_level must be"),
+    ],
+)
+def test_what_a_scheme_returns_must_fit(given, sides, terms, problem):
+    class Wrong(Scheme):
+        def sides(self, tokens):
+            return sides
+
+        def terms(self, r):
+            return Terms(**{name: table.expand(1, len(r), *table.shape[2:]) for name, table in terms.tables().items()})
+
+    with pytest.raises(ValueError, match=problem):
+        locant.attend(*given[:3], Wrong())
+
+
+def test_a_causal_scheme_refuses_later_keys(given):
+    class Causal(Scheme):
+        causal_only = True
+
+    q, k, v = given[:3]
+    future = torch.ones(L, L, dtype=torch.bool).tril(1)[None, None]
+    for how in ({}, {"mask": future}, {"window": (3, 1)}):
+        with pytest.raises(NotCausal, match="is for causal attention"):
+            locant.attend(q, k, v, Causal(), **how)
+    want = locant.attend(q, k, v, causal=True)
+    for how in ({"causal": True}, {"mask": future.tril()}, {"window": (None, 0)}):
+        torch.testing.assert_close(locant.attend(q, k, v, Causal(), **how), want)
+    locant.attend(q[:, :, -1:], k, v, Causal())  # one query: the last token
