@@ -42,6 +42,17 @@ def turned(x, first, speeds, layout, magnitude=1.0, positions=POSITIONS):
 # ---- pure functions ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_a_pair_too_small_to_be_seen_belongs_to_the_turn(layout):
+    """In Gemma 3 270M the learned weights of the norm make the first pair of some heads vanish."""
+    x = vectors(8)
+    x[..., [0, 4] if layout == "half" else [0, 1]] *= 1e-12
+    found = measure(x, turned(x, 0, [1.0, 0.1, 0.01, 0.001], layout), POSITIONS, pairs=(4,))
+    assert (found.first, found.pairs, found.layout) == (0, 4, layout)
+    wanted = torch.tensor([0.1, 0.01, 0.001], dtype=torch.float64)
+    torch.testing.assert_close(found.speeds[1:], wanted, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("magnitude", [1.0, 1.3])
 @pytest.mark.parametrize(

@@ -59,11 +59,15 @@ def measure(
     if not moved:
         return None
     first, last, width = moved[0], moved[-1], before.shape[-1]
-    enough = [number for number in range(1, (width - first) // 2 + 1) if first + 2 * number > last]
     best: Turn | None = None
-    for number in dict.fromkeys([*(each for each in pairs if each in enough), *enough]):
+    # Coordinates before the first that moves may turn too: learned weights can make a pair too small to be seen.
+    starts = list(dict.fromkeys([first, 0]))
+    every = [(start, number) for start in starts for number in range(1, (width - start) // 2 + 1)]
+    enough = [(start, number) for start, number in every if start + 2 * number > last]
+    likely = [(start, number) for number in pairs for start in starts if (start, number) in enough]
+    for start, number in dict.fromkeys([*likely, *enough]):
         for layout in LAYOUTS:
-            turn = _fitted(before, after, positions.double().flatten(), first, number, layout, size)
+            turn = _fitted(before, after, positions.double().flatten(), start, number, layout, size)
             if best is None or turn.error < best.error:
                 best = turn
         if best is not None and best.error <= limit:
