@@ -153,6 +153,7 @@ class Tokens:
     read_q: Tensor | None  # [B, H, Lq, W], what `Scheme.read` made of the hidden states of the queries
     read_k: Tensor | None  # [B, H, Lk, W], … and of the keys
     scale: float
+    hidden: Tensor | None = None  # [B or 1, Lk], bool: keys that the mask hides from all queries, such as padding
 
 
 @dataclass(frozen=True)

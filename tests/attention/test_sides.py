@@ -188,3 +188,65 @@ def test_a_causal_scheme_refuses_later_keys(given):
     for how in ({"causal": True}, {"mask": future.tril()}, {"window": (None, 0)}):
         torch.testing.assert_close(locant.attend(q, k, v, Causal(), **how), want)
     locant.attend(q[:, :, -1:], k, v, Causal())  # one query: the last token
+
+
+def test_one_tensor_x_is_refused_for_queries_that_are_not_the_last_keys(given):
+    q, k, v, x, _ = given
+    scheme = ReadsQueries(n_heads=H, d_model=W)
+    some, where = slice(2, 4), {"q_pos": torch.tensor([2, 3]), "k_pos": torch.arange(L)}
+    with pytest.raises(ValueError, match="q_pos has other positions than the last of k_pos"):
+        locant.attend(q[:, :, some], k, v, scheme, x=x, **where)
+    got = locant.attend(q[:, :, some], k, v, scheme, x=(x[:, some], None), **where)
+    torch.testing.assert_close(got, locant.attend(q, k, v, scheme, x=x)[:, :, some])
+
+
+def fox(**options):
+    torch.manual_seed(0)
+    scheme = locant.schemes.Fox(n_heads=H, d_model=W, **options).double()
+    torch.nn.init.normal_(scheme.gate)
+    return scheme
+
+
+def test_padding_between_two_tokens_has_no_forget_gate(given):
+    """A right-padded prompt, and tokens after it."""
+    q, k, v, x, _ = given
+    kept = torch.tensor([0, 1, 4, 5, 6])
+    pos = torch.tensor([0, 1, 1, 1, 2, 3, 4])
+    mask = torch.ones(B, L, dtype=torch.bool)
+    mask[:, 2:4] = False
+    for how in ({"causal": True}, {}):
+        scheme = fox(two_sided=not how)
+        got = locant.attend(q, k, v, scheme, x=x, q_pos=pos, k_pos=pos, mask=mask[:, None, None], **how)[:, :, kept]
+        tensors = (y[:, :, kept] for y in (q, k, v))
+        torch.testing.assert_close(got, locant.attend(*tensors, scheme, x=x[:, kept], **how))
+
+
+@pytest.mark.parametrize("two_sided", [False, True])
+def test_compiled_forget_gates_follow_positions(given, two_sided):
+    q, k, v, x, _ = given
+    scheme, how = fox(two_sided=two_sided), {"causal": not two_sided}
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    packed = torch.tensor([0, 1, 2, 0, 1, 2, 3])
+    apart = (packed.cumsum(0) >= 3) | (torch.arange(L) > 3)
+    mask = (apart[:, None] == apart)[None, None]
+
+    def run(q, k, v, x, pos, mask):
+        return locant.attend(q, k, v, scheme, x=x, q_pos=pos, k_pos=pos, mask=mask, impl="eager", **how)
+
+    compiled = torch.compile(run, backend="eager")
+    shuffled = [y[:, :, order] for y in (q, k, v)]
+    for arguments in ((*shuffled, x[:, order], order, None), (q, k, v, x, packed, mask)):
+        torch.testing.assert_close(compiled(*arguments), run(*arguments))
+    torch.testing.assert_close(
+        run(*shuffled, x[:, order], order, None), run(q, k, v, x, torch.arange(L), None)[:, :, order]
+    )
+
+
+def test_forget_gates_of_queries_with_positions_of_their_own_rows(given):
+    q, k, v, x, _ = given
+    scheme, q_pos = fox(two_sided=True), torch.arange(L).expand(B, -1)
+    got = locant.attend(q, k, v, scheme, x=(x, x), q_pos=q_pos, k_pos=torch.arange(L))
+    torch.testing.assert_close(got, locant.attend(q, k, v, scheme, x=x))
+    order = torch.randperm(L)
+    got = locant.attend(q, k[:, :, order], v[:, :, order], scheme, x=(x, x[:, order]), q_pos=q_pos, k_pos=order)
+    torch.testing.assert_close(got, locant.attend(q, k, v, scheme, x=x))

@@ -186,3 +186,15 @@ def test_own_positions_within_a_map_in_words():
     locant.swap(model, "alibi")
     with pytest.raises(ValueError, match="with its own positions; call"):
         locant.swap(model, "native@grouped:size=2")
+
+
+@pytest.mark.parametrize("spec", ["native@grouped:size=2", "native@selfextend:window=3,size=2"])
+@torch.no_grad()
+def test_left_padding_does_not_move_the_groups_of_a_rotary_model(spec):
+    model = locant.swap(make("llama").eval(), spec)
+    ids = torch.randint(3, 60, (1, 12))
+    padded = torch.cat([torch.ones(1, 1, dtype=torch.long), ids], dim=1)
+    mask = torch.ones_like(padded)
+    mask[:, 0] = 0
+    got = model(input_ids=padded, attention_mask=mask)[0][:, 1:]
+    torch.testing.assert_close(got, model(input_ids=ids)[0], atol=1e-5, rtol=1e-5)

@@ -162,3 +162,8 @@ def test_a_saved_model_reads_as_before(tmp_path):
     want = model(input_ids=ids)[0]
     model.save_pretrained(tmp_path / "model")
     torch.testing.assert_close(locant.load(tmp_path / "model").eval()(input_ids=ids)[0], want)
+
+
+def test_a_temperature_alone_is_proved_far_away():
+    model = locant.swap(hf_models.make("llama").eval(), "logn:n0=512")
+    assert str(locant.native(model).stacks[0].layers[0]) == "logn:n0=512"

@@ -162,7 +162,7 @@ def prepare(
     mask = _mask(mask, q, lk)
     check_causal(scheme, q, k, positions, limits[1], mask)
     where = _default_positions(q, k) if positions is None and (scheme.has_sides or scheme.has_far) else positions
-    terms, sides = joined(terms, find_sides(scheme, q, k, where, x, scale), q, k, scheme)
+    terms, sides = joined(terms, find_sides(scheme, q, k, where, x, scale, mask), q, k, scheme)
     return Request(
         q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, sides=sides,
         rotated=_rotate(scheme, q, k, positions), far=_rotate_far(scheme, q, k, where, terms),

@@ -42,16 +42,20 @@ States = Tensor | tuple[Tensor | None, Tensor | None] | Remembered
 
 
 def find_sides(
-    scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None, x: States | None, scale: float
-) -> Sides:
+    scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None, x: States | None, scale: float,
+    mask: Tensor | None,
+) -> Sides:  # fmt: skip
     """The sides of a call. `positions` may be None for a scheme without sides."""
     if not scheme.has_sides:
         if x is not None:
             _check_states(scheme, q, k, x)
         return Sides()
     assert positions is not None
+    if scheme.reads_queries and isinstance(x, Tensor):
+        _check_in_step(q, k, positions)
     read_q, read_k = _read(scheme, q, k, x) if scheme.reads else (None, None)
-    sides = scheme.sides(Tokens(q, k, *positions, read_q, read_k, scale))
+    hidden = None if mask is None or not scheme.reads_keys else ~mask.any(2).any(1)
+    sides = scheme.sides(Tokens(q, k, *positions, read_q, read_k, scale, hidden))
     if not isinstance(sides, Sides):
         raise TypeError(f"{scheme}.sides must return Sides, got {type(sides).__name__}")
     _check_sides(scheme, sides, q, k)
@@ -149,6 +153,18 @@ def _check_states(scheme: Scheme, q: Tensor, k: Tensor, x: States) -> tuple[Tens
             raise ValueError(f"x has {lk} keys, and there are {lq} queries; pass x=(states of queries, states of keys)")
         return None, x
     return (x if x.shape[1] == lq else x[:, lk - lq :]), None
+
+
+def _check_in_step(q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor]) -> None:
+    """ValueError if positions say that the queries are not the last of the keys, as one tensor x assumes."""
+    (q_pos, k_pos), lq, lk = positions, q.shape[2], k.shape[2]
+    if torch.compiler.is_compiling() or not (readable(q_pos) and readable(k_pos)) or lq > lk:
+        return
+    if not torch.equal(*torch.broadcast_tensors(q_pos, k_pos[:, lk - lq :])):
+        raise ValueError(
+            "x as one tensor is for queries that are the last of the keys, and q_pos has other positions than the last "
+            "of k_pos; pass x=(states of queries, states of keys)"
+        )
 
 
 def _check_one(scheme: Scheme, x: Tensor, q: Tensor, lengths: tuple[int, ...]) -> None:

@@ -131,7 +131,7 @@ def _with_length(spec: str, model: Any) -> str:
 
 
 def _learned(spec: str, length: int | None) -> str:
-    return re.sub(r"(?<!=)\blearned\b(?!:)", f"learned:length={length}", spec) if length else spec
+    return re.sub(r"(?<!=)\blearned\b(?![:=])", f"learned:length={length}", spec) if length else spec
 
 
 def _pretrained(task: Task, setting: Setting, model: str) -> PreTrainedModel:

@@ -112,7 +112,8 @@ def finish(made: Any, wanted: Wanted) -> PreTrainedModel | None:
 def _check_used(model: OwnModel, wanted: Wanted) -> None:
     """Raises ValueError if the module ignores a scheme: it would be compared as if it had that scheme."""
     called: set[tuple[int, str]] = set()
-    needs = {"embed": "embeds", "rotate": "rotates", "terms": "has_terms", "sides": "has_sides"}
+    needs = {"embed": "embeds", "rotate": "rotates", "terms": "has_terms", "sides": "has_sides",
+             "rotate_far": "has_far"}  # fmt: skip
     # A scheme that only adds to the token embeddings is used once, by the first layer.
     asked = [
         (number, scheme, name)

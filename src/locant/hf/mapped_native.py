@@ -50,6 +50,8 @@ def mapped_native(model: PreTrainedModel, spec: str) -> Native:
             read,
             embed=None if read.embed is None else within(read.embed),
             layers=None if read.layers is None else [within(scheme) for scheme in read.layers],
+            # Padding on the left makes no difference to a rotary model. A map must not change that.
+            native_count=read.native_count and not read.shift_invariant,
         )
         for read in own.stacks
     )

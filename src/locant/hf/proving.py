@@ -74,7 +74,8 @@ def _elsewhere(call: AttentionCall) -> AttentionCall:
     """The call at other positions, and in another order; without its scheme if that has no use for numbers."""
     if call.scheme is not None and (call.scheme.causal_only or call.scheme.reads_keys):
         return replace(call, scheme=Nope(), states=None)
-    return replace(call, position_factor=-3)
+    # Temperatures may begin far away.
+    return replace(call, position_factor=-3 if call.scheme is None or call.scheme.mappable else 10_007)
 
 
 @contextmanager

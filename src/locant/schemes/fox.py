@@ -13,8 +13,8 @@ earlier does not, so a text read backwards has other biases.
 
 **Order.** If the positions of a row are all different, gates are summed in the order of the positions. If some repeat
 (packed sequences, left padding), they are summed in the order given; positions may then go down only to the smallest
-position of the row, where a new sequence starts. Anything else raises ValueError. Sequences that share a row need a
-mask. Compiled code cannot read positions and takes the order given.
+position of the row, where a new sequence starts. Anything else raises ValueError, except in compiled code. Sequences
+that share a row need a mask. Tokens that the mask hides from all queries of a call, such as padding, have no gate.
 
 **Precision.** The log-gates are float32 or wider and their sums float64. For n tokens the error of c_i − c_j is below
 n² · 2⁻⁵³ · max |ln σ|: with log-gates of −1, 1e-6 after 100,000 tokens in the worst case. For random gates the largest
@@ -74,7 +74,10 @@ class Fox(Scheme):
 
     def sides(self, tokens: Tokens) -> Sides:
         assert tokens.read_k is not None
-        of_queries, of_keys = cumulated(exact(tokens.read_k[..., 0]), tokens.q_pos, tokens.k_pos, str(self))
+        gates = exact(tokens.read_k[..., 0])
+        if tokens.hidden is not None:  # padding between two tokens is not there
+            gates = gates.masked_fill(tokens.hidden[:, None], 0.0)
+        of_queries, of_keys = cumulated(gates, tokens.q_pos, tokens.k_pos, str(self))
         return Sides(query_level=of_queries, key_level=-of_keys)
 
     def parameter_count(self) -> int:
@@ -90,25 +93,22 @@ def cumulated(gates: Tensor, q_pos: Tensor, k_pos: Tensor, name: str) -> tuple[T
 
     Positions are [B or 1, L]. `name` is that of the scheme, for errors.
     """
-    if not (readable(q_pos) and readable(k_pos)):
-        return _by_index(gates, q_pos.shape[-1])
-    if bool((k_pos.diff(dim=-1) > 0).all()):
+    known, rows = readable(q_pos) and readable(k_pos), max(len(q_pos), len(k_pos))
+    q_pos, k_pos = (x.expand(rows, -1) for x in (q_pos, k_pos))
+    if known and bool((k_pos.diff(dim=-1) > 0).all()):
         return _by_position(gates, q_pos, k_pos, None)
-    ordered, order = k_pos.sort(dim=-1)
+    ordered, order = k_pos.sort(dim=-1, stable=True)
     distinct = (ordered.diff(dim=-1) > 0).all(-1)  # [B or 1]
-    if bool(distinct.all()):
-        return _by_position(gates, q_pos, ordered, order)
-    _check_restarts(q_pos, k_pos, distinct, name)
-    if not bool(distinct.any()):
-        return _by_index(gates, q_pos.shape[-1])
-    q_pos, ordered = (x.expand(len(distinct), -1) for x in (q_pos, ordered))
-    rows = [
-        _by_position(gates[row : row + 1], q_pos[row : row + 1], ordered[row : row + 1], order[row : row + 1])
-        if alone
-        else _by_index(gates[row : row + 1], q_pos.shape[-1])
-        for row, alone in enumerate(distinct.tolist())
-    ]
-    return torch.cat([of_queries for of_queries, _ in rows]), torch.cat([of_keys for _, of_keys in rows])
+    if known and not bool(distinct.all()):
+        _check_restarts(q_pos, k_pos, distinct, name)
+    by_position = _by_position(gates, q_pos, ordered, order)
+    if (known and bool(distinct.all())) or q_pos.shape[-1] > k_pos.shape[-1]:
+        return by_position
+    by_index = _by_index(gates, q_pos.shape[-1])
+    of_queries, of_keys = (
+        torch.where(distinct[:, None, None], *both) for both in zip(by_position, by_index, strict=True)
+    )
+    return of_queries, of_keys
 
 
 def _by_index(gates: Tensor, queries: int) -> tuple[Tensor, Tensor]:
