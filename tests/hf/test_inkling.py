@@ -83,6 +83,7 @@ def test_a_folder_opens_with_the_same_logits(tmp_path):
     torch.testing.assert_close(again(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
+@pytest.mark.slow
 def test_its_bank_of_curves_is_drawn_and_its_temperature_seen():
     """It takes position_ids and ignores them: positions are moved by padding, which its temperature counts."""
     found = locant.inspect(make(**TEMPERATURE))

@@ -163,6 +163,7 @@ def test_bfloat16_models(spec):
     torch.testing.assert_close(half.double(), expected, rtol=0.1, atol=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", frontier_cases.SPECS)
 def test_compiled_code_of_several_lengths(spec):
     """While a graph is traced, positions cannot be read: fox sums in the order given."""
