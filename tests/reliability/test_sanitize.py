@@ -7,6 +7,8 @@ from reliability.sanitize import __main__ as sanitize
 from reliability.sanitize import broken, checks, python_threads, running
 from reliability.sanitize.checks import ADDRESS, AVX512, MEMCHECK, NATIVE, THREAD, Build
 
+pytestmark = pytest.mark.slow
+
 ANY_CPU = checks.Instructions("any CPU", ())
 MISTAKES = {mistake.name: mistake for mistake in broken.MISTAKES}
 
