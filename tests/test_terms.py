@@ -45,9 +45,9 @@ def test_temperatures_multiply_and_levels_of_two_schemes_are_refused():
     both = Sides(temperature=one, query_level=one) + Sides(temperature=other)
     torch.testing.assert_close(both.temperature, one * other)
     assert both.query_level is one
-    with pytest.raises(ValueError, match="both have levels"):
+    with pytest.raises(ValueError, match="one scheme with levels"):
         Sides(query_level=one) + Sides(key_level=other)
-    with pytest.raises(ValueError, match="both have levels"):
+    with pytest.raises(ValueError, match="one scheme with levels"):
         Terms(level=table("level")) + Terms(level=table("level"))
 
 

@@ -173,7 +173,7 @@ REASONS: tuple[Reason, ...] = (
            "The tag tells torch.compile that it need not look into the operator."),
     Reason(_ATTENTION + "fused.c", "row_dropout", r"^dropout: p = 1 keeps some", EQUIVALENT,
            "A dropout of 1 is refused in `prepare`."),
-    Reason(_ATTENTION + "fused.py", "make_call", r"torch\.zeros\(1, (dtype=None)?\s*\)", EQUIVALENT,
+    Reason(_ATTENTION + "fused_call.py", "make_call", r"torch\.zeros\(1, (dtype=None)?\s*\)", EQUIVALENT,
            "Without dropout nothing depends on the seed, and C receives it as a whole number."),
     Reason(_ATTENTION + "fused.py", "_empty_gradients", r"torch\.empty_like\(x, (memory_format=None)?\s*\)", PERFORMANCE,
            "The kernel writes gradients by their strides, in any layout."),

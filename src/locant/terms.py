@@ -57,7 +57,7 @@ class Terms:
     gain: Tensor | None = None  # [H, R] or [H, R, D]  multiplies the content product
     query: Tensor | None = None  # [H, R, D]           scale · q·query[r]
     key: Tensor | None = None  # [H, R, D]             scale · k·key[r]
-    value: Tensor | None = None  # [H, R, D]           added to v under the softmax
+    value: Tensor | None = None  # [H, R, Dv]          added to v under the softmax
     query_side: Tensor | None = None  # [H, R, P]      scale · p·query_side[r], with p of `Sides`
     key_side: Tensor | None = None  # [H, R, T]        scale · t·key_side[r], with t of `Sides`
     level: Tensor | None = None  # [H, R]              multiplies the levels of `Sides`
@@ -92,7 +92,7 @@ class Terms:
     def __add__(self, other: Terms) -> Terms:
         """The terms of two schemes used together: gains multiply, side vectors join, everything else adds."""
         if self.level is not None and other.level is not None:
-            raise ValueError("two schemes that both have levels cannot be added")
+            raise ValueError("a sum can have one scheme with levels, got two; leave one out")
         return Terms(
             bias=_add(self.bias, other.bias),
             score=_add(self.score, other.score),
@@ -112,7 +112,7 @@ class Sides:
     """What a scheme computes for each token of a call, from its hidden state, query, key and position.
 
     B is the batch size or 1, H the number of query heads or 1. Everything is float32 or wider. Levels are best in
-    float64: back ends then keep what two large levels differ by, whatever the dtype of the queries.
+    float64: back ends then compute the difference of two large levels accurately, whatever the dtype of the queries.
     """
 
     query: Tensor | None = None  # [B, H, Lq, P], p: with the table `query_side`
@@ -129,7 +129,7 @@ class Sides:
         """The sides of two schemes used together: vectors join, temperatures multiply."""
         levels = [each for each in (self, other) if each.query_level is not None or each.key_level is not None]
         if len(levels) > 1:
-            raise ValueError("two schemes that both have levels cannot be added")
+            raise ValueError("a sum can have one scheme with levels, got two; leave one out")
         return Sides(
             query=_join(self.query, other.query),
             key=_join(self.key, other.key),

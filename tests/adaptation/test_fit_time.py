@@ -28,6 +28,8 @@ def test_fewer_sequences_if_time_is_short(kind, monkeypatch):
     assert set(seen[0]) == {1}
     assert max(all_of_them) == 10
     assert len(long.heads) == len(short.heads)
+    assert not any("time ran out" in notice for notice in long.notices)
+    assert any("time ran out before the fit of" in notice for notice in short.notices)
 
 
 def test_the_share_follows_from_the_time_of_an_evaluation(monkeypatch):
@@ -73,9 +75,9 @@ def test_a_search_out_of_time_ends_with_the_best_it_has_found(monkeypatch):
         losses.append((float(total.detach()), x.detach().clone()))
         return total.detach()
 
-    preconditioning.minimize(loss, [x], {x: 1.0}, iterations=50, seconds=2.5)
+    assert not preconditioning.minimize(loss, [x], {x: 1.0}, iterations=50, seconds=2.5)
     assert len(losses) == 3
     torch.testing.assert_close(x.detach(), min(losses, key=lambda pair: pair[0])[1])
     x.data.fill_(2.0)
-    preconditioning.minimize(loss, [x], {x: 1.0}, iterations=50)
+    assert preconditioning.minimize(loss, [x], {x: 1.0}, iterations=50)
     assert len(losses) > 10

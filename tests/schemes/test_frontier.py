@@ -210,7 +210,7 @@ def test_the_temperature_of_inkling_needs_both_options(options, message):
 
 
 def test_inkling_has_no_scale_of_0():
-    with pytest.raises(ValueError, match="outside the scale of the logits, which must not be 0"):
+    with pytest.raises(ValueError, match="it divides by the scale of the logits, which must not be 0"):
         locant.attend(*cases.tensors(), cases.build("inkling"), x=frontier_cases.states(), scale=0.0)
 
 

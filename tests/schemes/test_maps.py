@@ -411,7 +411,7 @@ def test_a_map_of_a_scheme_in_half_precision():
         ("learned@selfextend", r"selfextend maps offsets, and learned adds a vector to each token; use interpolated"),
         ("fire@selfextend", r"selfextend maps offsets, and fire reads positions, not offsets; use"),
         ("rope:scaling=dynamic@selfextend", r"its rotations depend on the length of the whole text"),
-        ("rope@selfextend@grouped", r"already rotates far keys differently.*write that map last, after @grouped"),
+        ("rope@selfextend@grouped", "has far rotations.*write @grouped before @selfextend"),
         ("xpos@recurrent", r"xpos needs positions in the order of the tokens, and recurrent is not monotone"),
         ("cope@recurrent", r"cope needs positions in the order of the tokens"),
         ("alibi:rounding=bfloat16@recurrent", r"needs positions in the order of the tokens"),

@@ -30,6 +30,7 @@ class FitClock:
 
     def __init__(self, seconds: float | None, layers: int) -> None:
         self.end, self.layers = math.inf if seconds is None else time.perf_counter() + seconds, layers
+        self.cut_short: list[int] = []  # layers whose search the limit ended
 
     def next_layer(self) -> float:
         """Returns the time limit of the next layer, in seconds."""

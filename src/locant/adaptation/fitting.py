@@ -224,7 +224,7 @@ def _fit(
         on_stage(f"fitting layer {layer.number} of {len(layers)}")
         found.heads += _fit_layer(cache, layer, goals[layer.name], changes, clock)
         cache.cache_next_layer()
-    found.notices += _notices(spec, layers, changes)
+    found.notices += _notices(spec, layers, changes, clock.cut_short)
     return found
 
 
@@ -267,10 +267,12 @@ def _fit_layer(
         requests = [request for at in range(count) for request in cache.requests(at, attention, calls)]
         if number_of_pass == 0:  # before the queries change
             silenced = cross_entropy(None, requests, goal)
-        fitted = _minimize(layer.scheme, requests, goal, layer.own, query_map, seconds=allowed)
+        fitted, finished = _minimize(layer.scheme, requests, goal, layer.own, query_map, seconds=allowed)
         if query_layer is not None and query_map is not None and not query_layer.merge(query_map):
             query_layer = query_map = None
-            fitted = _minimize(layer.scheme, requests, goal, layer.own, seconds=allowed)
+            fitted, finished = _minimize(layer.scheme, requests, goal, layer.own, seconds=allowed)
+    if not finished:
+        clock.cut_short.append(layer.number)
     if changes is not None and query_layer is None:
         changes.unchanged.append(layer.number)
     least = entropy(goal)
@@ -278,8 +280,11 @@ def _fit_layer(
     return [HeadFit(layer.number, head, *pair) for head, pair in enumerate(pairs, 1)]
 
 
-def _notices(spec: str, layers: list[_Layer], changes: _QueryChanges | None) -> list[str]:
+def _notices(spec: str, layers: list[_Layer], changes: _QueryChanges | None, cut_short: list[int]) -> list[str]:
     notices = []
+    if cut_short:
+        which = f"{len(cut_short)} of {len(layers)} layers"
+        notices.append(f"time ran out before the fit of {which} had converged; more time gives a closer fit")
     if not any(True for layer in layers for _ in layer.scheme.parameters()):
         result = "there was nothing to fit" if changes is None else "only the queries were fitted"
         notices.append(f"{spec} has no parameters in attention, so {result}")
@@ -298,8 +303,11 @@ def _minimize(
     query_map: QueryMap | None = None,
     *,
     seconds: float,
-) -> Tensor:
-    """Minimizes the cross-entropy over the parameters of a scheme and of a query map; returns it, [H]."""
+) -> tuple[Tensor, bool]:
+    """Minimizes the cross-entropy over the parameters of a scheme and of a query map.
+
+    Returns the cross-entropy [H], and whether the search ended before its time did.
+    """
     parameters = [parameter for parameter in scheme.parameters() if parameter.requires_grad]
     scales: Scales = {}
     if parameters:
@@ -308,12 +316,13 @@ def _minimize(
     if query_map is not None:
         scales.update(dict.fromkeys(query_map.parameters(), SCALE))
         parameters += query_map.parameters()
+    finished = True
     if parameters:
-        minimize(
+        finished = minimize(
             lambda: cross_entropy(scheme, requests, goal, query_map).sum(),
             parameters,
             scales,
             iterations=ITERATIONS if query_map is None else ITERATIONS_WITH_QUERIES,
             seconds=seconds,
         )
-    return cross_entropy(scheme, requests, goal, query_map)
+    return cross_entropy(scheme, requests, goal, query_map), finished

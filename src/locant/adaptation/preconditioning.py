@@ -86,8 +86,8 @@ def minimize(
     *,
     iterations: int,
     seconds: float = math.inf,
-) -> None:
-    """Sets parameters to a minimum of a loss, by L-BFGS over parameter / scale.
+) -> bool:
+    """Sets parameters to a minimum of a loss, by L-BFGS over parameter / scale; returns False if out of time.
 
     loss     returns the loss and adds its gradients to the `grad` of the parameters.
     seconds  after this time the search ends, and the parameters are the best it has found.
@@ -102,11 +102,13 @@ def minimize(
             parameter.copy_(value * size)
 
     end, least, best = time.perf_counter() + seconds, math.inf, [value.detach().clone() for value in scaled]
+    evaluations, finished = 0, True
 
     def closure() -> Tensor:
-        nonlocal least, best
-        if time.perf_counter() > end and least < math.inf:
+        nonlocal evaluations, least, best
+        if evaluations and time.perf_counter() > end:
             raise _OutOfTime
+        evaluations += 1
         write()
         for parameter in parameters:
             parameter.grad = None
@@ -121,8 +123,10 @@ def minimize(
     try:
         optimizer.step(closure)
     except _OutOfTime:
+        finished = False
         for value, found in zip(scaled, best, strict=True):
             value.copy_(found)
     write()
     for parameter in parameters:
         parameter.grad = None
+    return finished

@@ -61,9 +61,10 @@ def attend(
                   softcap) before the mask is applied (Gemma 2). A bias of −∞ becomes −softcap: it hides no key.
     sinks         [H], one more logit per head: it takes part in the softmax and has no value (gpt-oss). `softcap` does
                   not apply to it. It gets a gradient.
-    x             hidden states, for a scheme that reads them (`Scheme.reads`); others ignore them. [B, Lk, d_model],
-                  the input of the layer that made q, k and v; the queries are the last Lq. A scheme that reads
-                  queries alone takes [B, Lq, d_model] as well. (x of queries, x of keys) serves where neither fits.
+    x             hidden states, for a scheme that reads them (`Scheme.reads`); for others only the shape is checked.
+                  [B, Lk, d_model], the input of the layer that made q, k and v; the queries are the last Lq. A scheme
+                  that reads queries alone takes [B, Lq, d_model] as well. (x of queries, x of keys) serves where
+                  neither fits.
     dropout       on the attention weights, active whenever it is above 0.
     impl          "auto" (the rules are in `locant.attention.choice`), or the name of a back end: `attend` uses that
                   back end or raises an error.

@@ -14,11 +14,11 @@ Back ends:
     1. `eager` under a transform of `torch.func` and in forward-mode differentiation.
     2. `sdpa` where positions cost it little (`cheap_for_sdpa`): `sdpa` supports the call, and one of these holds,
        tested in this order:
-         - decoding (`Request.decoding`), gradients disabled: no terms but a bias, query vectors, levels, temperatures;
-         - decoding: no terms but a bias and temperatures;
+         - decoding (`Request.decoding`), gradients disabled: nothing but a bias, query vectors, levels, temperatures;
+         - decoding: nothing but a bias and temperatures;
          - a bias alone, one sequence on a CPU: consecutive positions, unlimited (no mask, no additive mask, no window),
            not causal, gradients disabled, not compiled;
-         - no terms but temperatures, unlimited, and not causal, or causal with consecutive positions and as many
+         - nothing but temperatures, unlimited, and not causal, or causal with consecutive positions and as many
            queries as keys.
     3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
        CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
@@ -27,8 +27,8 @@ Back ends:
 `auto` never takes `sdpa` for a scheme that grows towards the future (xpos) unless attention is causal: torch's backward
 pass computes exp(logit − log-sum), which has no correct digit for logits of 1e7 in float32.
 
-In short: on a CPU with gradients, a call with terms goes to `fused`, except decoding with a bias alone and calls that
-`fused` does not support.
+In short: on a CPU with gradients, a call with terms goes to `fused`, except decoding with a bias and temperatures at
+most, and calls that `fused` does not support.
 
 What a back end does not support (`eager` supports everything):
 
@@ -37,7 +37,7 @@ What a back end does not support (`eager` supports everything):
     an additive mask                                                      ×              ×
     a transform of torch.func, forward-mode differentiation               ×       ×      ×
     a logit that is not a function of the offset alone (pair)             ×              ×
-    other rotations at a distance (`Request.far`)                                 ×      ×
+    far rotations (`Request.far`)                                                 ×      ×
     a scalar gain                                                                 ×
     a vector gain, or a value term                                                ×      ×
     a softcap, or sinks                                                           ×
@@ -207,8 +207,8 @@ def eager_unsupported(request: Request) -> None:
 
 
 NO_WEIGHTS = "it does not return weights (need_weights=True)"
-NO_ADDITIVE = "it adds no numbers of every pair to the logits (additive_mask)"
-NO_FAR = "{} rotates far keys differently, which takes two products"
+NO_ADDITIVE = "it does not take additive_mask"
+NO_FAR = "{} has far rotations, which take more than one content product"
 NO_TRANSFORMS = "it has no rule for torch.func and forward-mode derivatives"
 
 BACKENDS: dict[str, Backend] = {

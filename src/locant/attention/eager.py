@@ -3,7 +3,7 @@
     logit_ij = τ_i · ( scale · ( (R_i q_i)ᵀ G_r (R_j k_j) + p_i·a_r + t_j·c_r ) + b_r + m_r · (e_i + d_j) + pair_ij )
     logit_ij → cap · tanh(logit_ij / cap)                                                    with a softcap
     logit_ij → logit_ij + additive_ij                                                        with an additive mask
-    w_ij     = exp(logit_ij) / ( exp(sink) + Σ_j exp(logit_ij) )                             exp(sink) = 0 without sinks
+    w_ij     = exp(logit_ij) / ( exp(sink) + Σ_l exp(logit_il) )                             exp(sink) = 0 without sinks
     out_i    = Σ_j w_ij · (v_j + u_r)
 
 Symbols are those of `terms.py`. `prepare` has added scale · s to b, and joined q·a + p·α to p·a, and k·c + t·γ to t·c,

@@ -1,7 +1,7 @@
 """PyTorch's FlexAttention, with a `score_mod` made from the terms: the fused path on GPUs.
 
     score  →  score · gain[r] + QA[i, r] + KC[j, r] + bias[r]         QA = scale · p queryᵀ,  KC = scale · t keyᵀ
-    score  →  τ[i] · ( score + level[r] · (e[i] + d[j]) )             with the sides of the request
+    score  →  τ[i] · ( score + level[r] · (e[i] + d[j]) )             with the sides of the request, as in `terms.py`
 
 A softcap follows in the same function. A sink is the first key of the padding: its score is the sink of the head, every
 query sees it, and its value is 0.

@@ -7,8 +7,9 @@
 
    With sinks, the softmax of head h has one more logit, sinks[h], without a value: the softmax starts from it.
 
-   q and k are the (possibly rotated) content. p and t (raw_q, raw_k) are q and k without the rotation, or vectors of
-   another width that a scheme computes for each token. e, d and τ (query_level, key_level, temperature) are numbers of
+   The tables gain, query, key, bias, level and value are G, a, c, b, m and u of terms.py. q and k are the (possibly
+   rotated) content. p and t (raw_q, raw_k) are q and k without the rotation, or vectors of another width that a scheme
+   computes for each token. e, d and τ (query_level, key_level, temperature) are numbers of
    each token. Column 0 of the tables is for r = first_offset. An offset beyond either end of the tables takes the
    column at that end.
 

@@ -38,7 +38,7 @@ class Request:
     scheme: Scheme
     terms: Terms  # one column for each of `offsets`; score is already added to bias
     offsets: Offsets
-    sides: Sides  # `query` and `key` are the vectors that the tables of that name meet; None: q and k themselves
+    sides: Sides  # `query` and `key` are multiplied by the tables of that name; None: q and k themselves are
     rotated: tuple[Tensor, Tensor]  # q and k of the content product, perhaps in a wider dtype than q
     far: Far | None  # other queries and keys of the content product, at a distance
     positions: tuple[Tensor, Tensor] | None  # of queries and keys; None if keys are 0 … Lk−1, queries the last Lq

@@ -1,7 +1,8 @@
 """PyTorch's `scaled_dot_product_attention`, with the terms in its mask.
 
-The mask holds every term that is added to the logits (bias, query, key, pair). It cannot hold a gain, which multiplies
-the content product, or a value term, which changes the sum over values; and the kernel does not return weights.
+The mask holds everything that is added to the logits: bias, query and key vectors, levels, pair. Temperatures multiply
+the queries and the mask. A mask cannot hold a gain, which multiplies the content product, or a value term, which
+changes the sum over values; and the kernel does not return weights.
 
 A bias alone, over consecutive positions, is a Toeplitz matrix, b[j − i + Lq − 1], and needs no memory of its own: with
 the queries in reverse order it is b[i' + j], which is a view of b with strides (1, 1). The kernel reads the view

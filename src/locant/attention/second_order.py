@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from locant.attention import eager
+from locant.attention.fused_call import NUMBERS, TABLES, Call
 from locant.attention.offsets import Offsets
 from locant.attention.request import Request
 from locant.schemes.nope import Nope
@@ -58,15 +59,15 @@ def second_gradients(
     return found[0], dict(zip(leaves, found[1:], strict=True))
 
 
-def output_of_call(call: Any, tensors: Mapping[str, Tensor], kept: Tensor | None) -> Tensor:
+def output_of_call(call: Call, tensors: Mapping[str, Tensor], kept: Tensor | None) -> Tensor:
     """The output [B, H, Lq, Dv] of a call of the kernel, by the equations of `eager`.
 
-    call     a `fused.Call`.
+    call     the arguments of the kernel.
     tensors  its differentiable fields, by name.
     kept     [B, H, Lq, Lk], the factors of the weights under dropout; None without dropout.
     """
-    tables: dict[str, Any] = {name: tensors.get(name) for name in ("bias", "gain", "query", "key", "value", "level")}
-    numbers: dict[str, Any] = {name: tensors.get(name) for name in ("query_level", "key_level", "temperature")}
+    tables: dict[str, Any] = {name: tensors.get(name) for name in TABLES}
+    numbers: dict[str, Any] = {name: tensors.get(name) for name in NUMBERS}
     terms = Terms(**tables)
     columns = next((x.shape[1] for x in terms.tables().values()), 1)
     request = Request(

@@ -63,7 +63,7 @@ def find_sides(
 
 
 def joined(terms: Terms, sides: Sides, q: Tensor, k: Tensor, scheme: Scheme) -> tuple[Terms, Sides]:
-    """The same with one query table and one key table: `sides.query` and `sides.key` are the vectors they meet.
+    """The same with one query table and one key table, which `sides.query` and `sides.key` are multiplied by.
 
     None there stands for q and k themselves. The tables `query_side` and `key_side` are None afterwards.
     """

@@ -86,7 +86,7 @@ def _for_causal_models(kind: str) -> Iterator[None]:
         raise NotCausal(
             error.scheme,
             f"{error.scheme} is for causal attention, and in this {kind} model tokens see later ones; choose a scheme "
-            f"for both directions. The model is unchanged",
+            f"for both directions, or two_sided=true if it has that option. The model is unchanged",
         ) from None
 
 

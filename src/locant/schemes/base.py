@@ -49,7 +49,8 @@ class Scheme(nn.Module):
     max_length: int | None = None
     """Positions must be below this; None if there is no limit."""
     causal_only: bool = False
-    """The formula is meant for keys at or before the query; attention refuses later keys."""
+    """The formula is meant for keys at or before the query; attention refuses later keys. Compiled code cannot read a
+    mask, and trusts it."""
     reads_queries: bool = False
     """`sides` needs the hidden states of the queries: a caller passes x to `attend`."""
     reads_keys: bool = False

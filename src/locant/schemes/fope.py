@@ -1,12 +1,12 @@
 """FoPE: RoPE whose cosines and sines are mixtures of all frequencies. Hua et al. 2024, arXiv 2412.17739.
 
-    (F_p x)_t : the pair t is multiplied by cos'_t(p) and sin'_t(p) in place of cos ω_t p and sin ω_t p
+    (F_p x)_t = (x₁·cos'_t(p) − x₂·sin'_t(p),  x₂·cos'_t(p) + x₁·sin'_t(p))        for the pair t = (x₁, x₂)
     cos'_t(p) = Σ_f C_hft · cos ω_f p        sin'_t(p) = Σ_f S_hft · sin ω_f p        ω_f = theta^(−2f/D)
 
-The coefficients are fixed: the identity plus normal numbers of deviation spread · √(1 / kept pairs), drawn from `seed`.
+The coefficients are fixed: the identity plus normal noise of standard deviation spread / √(kept pairs), from `seed`.
 They are used as drawn; the paper's listing divides each column by its sum, the authors' code does not. Frequencies
 below 2π/length make less than one turn in training and are dropped, and the pairs of these frequencies stay as they
-are (cos' = 1, sin' = 0). The authors' code pads both with ones instead, √2 times a turn by 45°: `rest=turned`. It also
+are (cos' = 1, sin' = 0). The authors' code sets both to 1, which turns by 45° and scales by √2: `rest=turned`. It also
 mixes at most D/4 pairs; we mix all whose frequency is kept.
 
 A mixture is no rotation, so the logit depends on both positions and not on r alone. By default every head has

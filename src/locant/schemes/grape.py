@@ -21,7 +21,7 @@ from locant.terms import Sides, Terms, Tokens
 
 
 class Grape(Scheme):
-    """A slope of both tokens. Parameters: (2 · head_dim + 1) · n_heads."""
+    """A distance penalty by query and key. Parameters: (2 · head_dim + 1) · n_heads."""
 
     has_levels = takes_reals = True
 

@@ -3,7 +3,7 @@
     p → ⌊p / size⌋        r → sign(r)·⌊|r| / size⌋
 
 For rotations the offset of a pair becomes ⌊j / size⌋ − ⌊i / size⌋, which depends on where the groups begin. For tables
-it is a function of r; the two differ by at most one.
+it is a function of r. The offsets of rotations and of tables differ by at most one.
 """
 
 from __future__ import annotations

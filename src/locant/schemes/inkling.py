@@ -78,7 +78,7 @@ class Inkling(Scheme):
     def sides(self, tokens: Tokens) -> Sides:
         assert tokens.read_q is not None
         if tokens.scale == 0:
-            raise ValueError(f"{self}: its bias is outside the scale of the logits, which must not be 0; got scale=0")
+            raise ValueError(f"{self}: it divides by the scale of the logits, which must not be 0; got scale=0")
         temperature = None
         if self.alpha:
             tokens_seen = exact(tokens.q_pos + 1)

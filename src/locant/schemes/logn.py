@@ -6,7 +6,7 @@ i + 1 is the number of keys that a causal query at position i sees, and n0 the l
 keys stays as sharp as it was. Su 2021 (kexue.fm 8823), with the number of keys of each query as in Qwen. It multiplies
 the whole logit, biases of other schemes included. Positions below n0, negative ones too, have τ = 1.
 
-`learned=true` has one factor s per head, which starts at 1: τ_i = 1 + s_h · (max(1, ln(i + 1) / ln n0) − 1).
+With `learned=true` each head has a factor s, which starts at 1: τ_i = 1 + s_h · (max(1, ln(i + 1) / ln n0) − 1).
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""`Map`: a scheme that reads another at other positions. Written SCHEME@MAP:options, such as rope@grouped:size=4.
+"""`Map`: a scheme that evaluates another at mapped positions or offsets. Written SCHEME@MAP, as rope@grouped:size=4.
 
-One rule: a map acts on what the scheme reads. Where the scheme embeds or rotates, or has a `pair`, that is positions:
+One rule: a map changes positions where the scheme embeds or rotates, or has a `pair`:
 
     embed(f(p))        R_f(i) q_i        R_f(j) k_j
 
-Where it has tables, that is the offset r = j − i, by an odd function:
+Where the scheme has tables, it changes the offset r = j − i, by an odd function:
 
     terms(f(r))        f(−r) = −f(r), by default f(r) = sign(r)·f(|r|)
 
-A bias therefore stays a function of r, and costs what it costs without the map. Mapping positions instead would give
+A bias therefore stays a function of r, and the map adds no cost. Mapping positions instead would give
 f(j) − f(i). For `grouped` the two differ by at most one, and for f(p) = p / factor they are equal. `recurrent` is
 the exception: positions start again inside a text, offsets do not. Numbers that a scheme computes for each token
 (`Scheme.sides`) keep the true positions.
 
 Some maps give real numbers. A scheme that is a formula is evaluated there (`Scheme.takes_reals`). Tables are
-interpolated linearly between the two nearest rows, and the last row of a table of positions stands for all between it
-and its end.
+interpolated linearly between the two nearest rows. In a table of `length` positions, those between `length` − 1 and
+`length` use the last row.
 
-Masks and causal attention always use true positions. A map may therefore repeat positions, unless the scheme is
+Masks and causal attention always use true positions. Mapped positions may therefore decrease, unless the scheme is
 `ordered`.
 """
 
@@ -74,8 +74,8 @@ class Map(Scheme):
             )
         if self.scheme.has_far:
             raise ValueError(
-                f"{self.scheme} already rotates far keys differently, by their true distance; "
-                f"write that map last, after @{self.name()}"
+                f"{self.scheme} has far rotations, which go by the true distance; write @{self.name()} before "
+                f"@{self.scheme.name()}"
             )
         if self.scheme.ordered and not self.monotone:
             raise ValueError(

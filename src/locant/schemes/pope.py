@@ -4,8 +4,8 @@
 
 arXiv 2509.10534. Every coordinate has a frequency of its own, where RoPE has one for two coordinates. So `rotate`
 returns cosine and sine parts: queries and keys of 2·D numbers, and a content product that costs twice as much. The
-learned phases δ are those of the keys. We subtract them from the queries' angles, which is the same, because grouped
-query heads share a key. They start at 0, as in PoPE-pytorch.
+learned phases δ are those of the keys. Grouped query heads share a key, so we subtract the phases from the angles of
+the queries instead; the product is the same. They start at 0, as in PoPE-pytorch.
 
 PoPE-pytorch clamps δ to [−2π, 0] on use. Every phase is equal to one in that range, so we take it as it is: a phase
 that an optimizer moves out of the range keeps its gradient.

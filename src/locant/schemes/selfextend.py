@@ -5,9 +5,10 @@
                   (⌊i/size⌋ + shift, ⌊j/size⌋) for earlier keys, shift = window − ⌊window/size⌋
                   (⌊i/size⌋ − shift, ⌊j/size⌋) for later keys, the mirror image, which the paper does not need
 
-Far offsets continue where the window ends. Rotations take two products (`terms.Far`), and the offset of a far pair
-depends on where the groups begin, so a rotary scheme is no longer shift-invariant. For tables the map is a function of
-r; the two differ by at most one if `size` divides `window`, else by at most two.
+Far offsets continue where the window ends. Rotations take one more product for earlier keys, and another for later ones
+(`terms.Far`). The offset of a far pair depends on where the groups begin, so a rotary scheme is no longer
+shift-invariant. For tables the map is a function of r. The offsets of rotations and of tables differ by at most one if
+`size` divides `window`, else by at most two.
 
 Absolute positions have no offset to map: a vector that is added to a token cannot depend on the key.
 """
@@ -33,8 +34,8 @@ class SelfExtend(Map):
         check_int(self, "window", window, at_least=0)
         if window < size:
             raise ValueError(
-                f"selfextend: window must be at least size = {size}, got {window}; a far key could share the group of "
-                f"its query, and be as near as a key inside the window"
+                f"selfextend: with window = {window} < size = {size} a far key could share the group of its query, and "
+                f"be as near as a key inside the window; use window ≥ {size}"
             )
         self.window, self.size, self.linear = window, size, size == 1
         inner = self.scheme
@@ -44,9 +45,11 @@ class SelfExtend(Map):
                 f"selfextend maps offsets, and {inner} {what}; use interpolated, grouped or recurrent with it"
             )
         if inner.rotates and not inner.pairwise:
-            raise ValueError(f"selfextend cannot map {inner}: its rotations depend on the length of the whole text")
+            raise ValueError(
+                f"selfextend cannot map {inner}: its rotations depend on the length of the whole text; use grouped"
+            )
         if inner.rotates and (gain := probed(inner).gain) is not None and gain.ndim == 3:
-            raise ValueError(f"selfextend cannot map {inner}: it rotates and has a gain per coordinate")
+            raise ValueError(f"selfextend cannot map {inner}: it rotates and has a gain per coordinate; use grouped")
 
     @property
     def has_far(self) -> bool:

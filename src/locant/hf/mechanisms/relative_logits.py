@@ -45,7 +45,7 @@ class RelativeLogits:
             for name, new in (("r_proj", NoMixture(attention.num_heads)), ("rel_logits_proj", NoLogits())):
                 replaced.append(Replaced(attention, name, getattr(attention, name)))
                 setattr(attention, name, new)
-            # The module multiplies its queries by the temperature if its config says so.
+            # The module multiplies its queries by the temperature if its config enables it.
             config = attention.config
             replaced.append(Replaced(attention, "config", config))
             attention.config = copy.copy(config)
