@@ -142,7 +142,7 @@ def _adapt(parser: Parser) -> None:
     parser.option("--train", default="all", type=values.one_of("all", "scheme"), metavar="WHICH",
                   help="all: every weight; scheme: the parameters of the scheme alone.")  # fmt: skip
     parser.option("--eval", dest="evaluate", action="append", metavar="SCORE",
-                  help="stsb:FOLDER, sentences:FILE, clm or mlm; may be given several times.")  # fmt: skip
+                  help="stsb:FOLDER, sentences:FILE, longembed:FILE, clm or mlm; any number of times.")  # fmt: skip
     parser.option("--length", default=256, type=values.whole, metavar="N",
                   help="Tokens of the longest sequences; may be more than the model can read now.")  # fmt: skip
     parser.option("--pooling", type=values.one_of(*POOLING), metavar="MODE",
