@@ -77,7 +77,7 @@ class Terms:
 
     def narrow(self, first: int, count: int) -> Terms:
         """The same terms for consecutive columns, as views."""
-        return self._each(lambda table: table[:, first : first + count])
+        return self._each(lambda table: table.narrow(1, first, count))
 
     def to(self, dtype: torch.dtype) -> Terms:
         """The same terms with all tables in `dtype`."""

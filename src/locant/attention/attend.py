@@ -75,9 +75,7 @@ def attend(
     must be finite where they are masked too: 0 · NaN is NaN, here as in PyTorch.
     """
     # Autocast would lower the tables and the reference to half precision.
-    kind = q.device.type if isinstance(q, Tensor) else "cpu"
-    full_precision = torch.autocast(kind, enabled=False) if _autocasts(kind) else nullcontext()
-    with full_precision:
+    with torch.autocast(q.device.type, enabled=False) if _autocasts(q) else nullcontext():
         request = prepare(
             q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, additive_mask=additive_mask, causal=causal,
             window=window, scale=scale, softcap=softcap, sinks=sinks, x=x, dropout=dropout, need_weights=need_weights,
@@ -93,6 +91,9 @@ def attend(
     return out, weights
 
 
-def _autocasts(kind: str) -> bool:
+def _autocasts(q: Tensor) -> bool:
+    if not torch._C._is_any_autocast_enabled() or not isinstance(q, Tensor):
+        return False
+    kind = q.device.type
     known = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
     return known and torch.is_autocast_enabled(kind)

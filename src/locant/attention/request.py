@@ -37,7 +37,7 @@ class Request:
     v: Tensor
     scheme: Scheme
     terms: Terms  # one column for each of `offsets`; score is already added to bias
-    offsets: Offsets
+    offsets: Offsets  # all of the call that are within the reach of the scheme, and perhaps others
     sides: Sides  # `query` and `key` are multiplied by the tables of that name; None: q and k themselves are
     rotated: tuple[Tensor, Tensor]  # q and k of the content product, perhaps in a wider dtype than q
     far: Far | None  # other queries and keys of the content product, at a distance
@@ -76,6 +76,8 @@ class Request:
     @property
     def content_dtype(self) -> torch.dtype:
         """The dtype that holds all rotated queries and keys: that of q, or a wider one if a rotation widens."""
+        if self.far is None and self.rotated[0].dtype == self.rotated[1].dtype:
+            return self.rotated[0].dtype
         far = () if self.far is None else (self.far.left, self.far.right, self.far.keys)
         found: torch.dtype = reduce(torch.promote_types, (x.dtype for x in (*self.rotated, *far)))
         return found
@@ -83,7 +85,7 @@ class Request:
     @property
     def wide(self) -> torch.dtype:
         """The dtype of tables and softmax."""
-        return torch.promote_types(self.q.dtype, torch.float32)
+        return _wide(self.q.dtype)
 
     @property
     def limited(self) -> bool:
@@ -152,8 +154,8 @@ def prepare(
     positions = _positions(q_pos, k_pos, b, lq, lk, q.device)
     offsets = find_offsets(positions, lq, lk, q.device, scheme.reach)
     scale = scheme.scale(d) if scale is None else float(scale)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    terms = tables(scheme, offsets, wide, decoding=_decoding(lq, lk))
+    wide = _wide(q.dtype)
+    terms, offsets = tables(scheme, offsets, wide, decoding=_decoding(lq, lk))
     terms = _check_terms(terms, scheme, q, v, offsets.count).to(wide)
     if terms.score is not None:
         inside = scale * terms.score
@@ -170,6 +172,11 @@ def prepare(
         window=(left, right), limits=limits, scale=scale, softcap=softcap, sinks=_sinks(sinks, q, wide),
         dropout=dropout, need_weights=need_weights,
     )  # fmt: skip
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """One of `FLOATS` as float32 or wider."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _decoding(lq: int, lk: int) -> bool:
@@ -189,7 +196,9 @@ def _softcap(softcap: float | None) -> float | None:
 
 def _window(window: int | Window | None) -> Window:
     """The window as (left, right)."""
-    pair = (window, window) if window is None or isinstance(window, int) else window
+    if window is None:
+        return None, None
+    pair = (window, window) if isinstance(window, int) else window
     if (
         not isinstance(pair, (tuple, list))
         or len(pair) != 2
@@ -219,32 +228,38 @@ def _sinks(sinks: Tensor | None, q: Tensor, wide: torch.dtype) -> Tensor | None:
 def _check_dimensions(scheme: Scheme, q: Tensor) -> None:
     """ValueError if the scheme was built for another model: its tables could broadcast without an error."""
     for dim, what, size in (("n_heads", "{} heads", q.shape[1]), ("head_dim", "head size {}", q.shape[3])):
-        built = getattr(scheme, dim, size)
+        if dim not in scheme.__dict__ and not hasattr(type(scheme), dim):
+            continue  # getattr of a module takes long to find nothing
+        built = getattr(scheme, dim)
         if built != size:
             raise ValueError(f"{scheme} was built for {what.format(built)}, q has {size}; build it with {dim}={size}")
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    def shapes() -> str:  # a function, because sizes are symbols while torch.compile traces
-        return f"got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}"
-
     if not (q.ndim == k.ndim == v.ndim == 4):
-        raise ValueError(f"q, k and v must be [batch, heads, length, head size]; {shapes()}")
+        raise ValueError(f"q, k and v must be [batch, heads, length, head size]; {_shapes(q, k, v)}")
     if not (q.dtype == k.dtype == v.dtype) or q.dtype not in FLOATS:
         known = ", ".join(str(x).removeprefix("torch.") for x in FLOATS)
         raise TypeError(f"q, k and v must have one dtype out of {known}; got {q.dtype}, {k.dtype}, {v.dtype}")
     if not (q.device == k.device == v.device):
         raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device}, {v.device}")
-    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"q, k and v must have one batch size, and k and v one length and head count; {shapes()}")
-    if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k must have one head size; {shapes()}")
-    if k.shape[1] and q.shape[1] % k.shape[1]:
-        raise ValueError(f"the query heads must be a multiple of the key/value heads; {shapes()}")
-    if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[3] == 0:  # `in` does not work on symbolic sizes
-        raise ValueError(f"there must be at least one head, of at least one dimension; {shapes()}")
-    if k.shape[2] == 0:
-        raise ValueError(f"there are no keys to attend to; {shapes()}")
+    (b, h, _, d), (b_k, h_k, lk, d_k), (b_v, h_v, lv, _) = q.shape, k.shape, v.shape
+    if b != b_k or b_k != b_v or h_k != h_v or lk != lv:
+        raise ValueError(
+            f"q, k and v must have one batch size, and k and v one length and head count; {_shapes(q, k, v)}"
+        )
+    if d != d_k:
+        raise ValueError(f"q and k must have one head size; {_shapes(q, k, v)}")
+    if h_k and h % h_k:
+        raise ValueError(f"the query heads must be a multiple of the key/value heads; {_shapes(q, k, v)}")
+    if h_k == 0 or h == 0 or d == 0:  # `in` does not work on symbolic sizes
+        raise ValueError(f"there must be at least one head, of at least one dimension; {_shapes(q, k, v)}")
+    if lk == 0:
+        raise ValueError(f"there are no keys to attend to; {_shapes(q, k, v)}")
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}"
 
 
 def _positions(

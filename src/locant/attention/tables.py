@@ -9,12 +9,14 @@ nothing else. A scheme from elsewhere may, so its tables are cached only if it d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from locant.attention.offsets import Offsets
@@ -32,44 +34,69 @@ _IGNORED = {*vars(nn.Module()), "given", "training"}  # attributes of every modu
 
 @dataclass(frozen=True)
 class Cached:
-    """Tables of a scheme over the offsets lo … end − 1, and the state of the scheme they were computed from."""
+    """Tables of a scheme, and the state of the scheme they were computed from."""
 
-    lo: int
-    end: int
+    offsets: Offsets
     terms: Terms
+    bias_alone: bool
     plain: tuple[Any, ...]
     numbers: list[Tensor]  # copies
 
+    def covers(self, offsets: Offsets, decoding: bool) -> bool:
+        """Whether there is a column for each of the offsets."""
+        lo = offsets.lo - offsets.beyond if decoding and self.bias_alone else offsets.lo
+        return self.offsets.lo <= lo and offsets.end <= self.offsets.end
 
+
+_innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
 _cache: WeakKeyDictionary[Scheme, Cached] = WeakKeyDictionary()
 
 
-def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool) -> Terms:
-    """`scheme.terms(offsets.r)`, from the cache where that is allowed; cached tables are in `dtype`.
+def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool) -> tuple[Terms, Offsets]:
+    """`scheme.terms` with a column for each of the offsets, and the offsets of its columns.
 
-    Only tables over consecutive offsets are cached. While decoding they get room for the next steps.
+    Only tables over consecutive offsets are cached, in `dtype`. While decoding they get room for the next steps, and a
+    bias is returned with columns for other offsets too: a back end takes the part it needs in the same operation that
+    makes a mask of it.
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or transforming() or _faking():
-        return scheme.terms(offsets.r)
+        return scheme.terms(offsets.r), offsets
     # Comparing numbers waits for a GPU: worth it there only while decoding, where tables are long and the rest short.
     worth = offsets.listed is None and (decoding or offsets.device.type == "cpu")
     state = _state(scheme) if worth else None
     if state is None:
-        return scheme.terms(offsets.r)
+        return scheme.terms(offsets.r), offsets
     plain, numbers = (dtype, offsets.device, *state[0]), state[1]
-    lo, end, cached = offsets.lo, offsets.lo + offsets.count, _cache.get(scheme)
-    if cached is None or lo < cached.lo or end > cached.end or not _same(cached, plain, numbers):
-        room = decoding and scheme.reach is None  # for the keys of the next steps, whose offsets are further back
-        first = min(2 * lo, lo) if room else lo
-        wider = torch.arange(first, end, device=offsets.device)
-        terms = scheme.terms(wider)
-        if not isinstance(terms, Terms) or terms.pair is not None or not _well_formed(terms, wider):
-            return scheme.terms(offsets.r) if room else terms
+    cached = _cache.get(scheme)
+    if cached is None or not cached.covers(offsets, decoding) or not _same(cached, plain, numbers):
+        first, terms = _computed(scheme, offsets, decoding)
+        if not isinstance(terms, Terms) or terms.pair is not None or not _well_formed(terms, offsets.end - first):
+            return scheme.terms(offsets.r), offsets
         terms = terms.to(dtype)
         if sum(table.numel() for table in terms.tables().values()) > CACHEABLE:
-            return terms.narrow(lo - first, offsets.count)
-        cached = _cache[scheme] = Cached(first, end, terms, plain, [x.detach().clone() for x in numbers])
-    return cached.terms.narrow(lo - cached.lo, offsets.count)
+            return terms.narrow(offsets.lo - first, offsets.count), offsets
+        computed = Offsets(first, offsets.end - first, offsets.device)
+        copies = [x.detach().clone() for x in numbers]
+        cached = _cache[scheme] = Cached(computed, terms, terms.used() == ("bias",), plain, copies)
+    if decoding and cached.bias_alone:
+        return cached.terms, cached.offsets
+    return cached.terms.narrow(offsets.lo - cached.offsets.lo, offsets.count), offsets
+
+
+def _computed(scheme: Scheme, offsets: Offsets, decoding: bool) -> tuple[int, Terms]:
+    """Tables that cover the offsets, and the offset of their first column.
+
+    While decoding they have room for the keys of the next steps, whose offsets are further back. Beyond the reach of
+    the scheme only a bias has columns: a mask needs a number for every key.
+    """
+    if not decoding:
+        return offsets.lo, scheme.terms(offsets.r)
+    furthest = min(2 * (offsets.lo - offsets.beyond), offsets.lo)
+    first = furthest if scheme.reach is None else min(max(furthest, -scheme.reach), offsets.lo)
+    terms = scheme.terms(torch.arange(first, offsets.end, device=offsets.device))
+    if first == furthest or not isinstance(terms, Terms) or terms.used() != ("bias",):
+        return first, terms
+    return furthest, scheme.terms(torch.arange(furthest, offsets.end, device=offsets.device))
 
 
 def _faking() -> bool:
@@ -77,10 +104,10 @@ def _faking() -> bool:
     return _get_current_dispatch_mode() is not None
 
 
-def _well_formed(terms: Terms, r: Tensor) -> bool:
+def _well_formed(terms: Terms, columns: int) -> bool:
     """Whether the tables can be sliced by column. If not, the caller gets them unchanged and raises the error."""
     wide = (torch.float32, torch.float64)
-    return all(x.ndim > 1 and x.shape[1] == r.shape[0] and x.dtype in wide for x in terms.tables().values())
+    return all(x.ndim > 1 and x.shape[1] == columns and x.dtype in wide for x in terms.tables().values())
 
 
 def _state(scheme: Scheme) -> tuple[tuple[Any, ...], list[Tensor]] | None:
@@ -107,8 +134,7 @@ def _state(scheme: Scheme) -> tuple[tuple[Any, ...], list[Tensor]] | None:
 
 def transforming() -> bool:
     """Whether a function transform (torch.func) or forward-mode differentiation is active."""
-    functorch: Any = torch._C._functorch
-    return functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+    return _innermost_transform() is not None or forward_ad._current_level >= 0
 
 
 def _same(cached: Cached, plain: tuple[Any, ...], numbers: list[Tensor]) -> bool:
