@@ -148,12 +148,28 @@ class Tokens:
 
     q: Tensor  # [B, H, Lq, D], unrotated
     k: Tensor  # [B, Hkv, Lk, D], unrotated
-    q_pos: Tensor  # [B or 1, Lq]
-    k_pos: Tensor  # [B or 1, Lk]
+    positions: tuple[Tensor, Tensor] | None  # of queries and keys; None if keys are 0 … Lk−1, queries the last Lq
     read_q: Tensor | None  # [B, H, Lq, W], what `Scheme.read` made of the hidden states of the queries
     read_k: Tensor | None  # [B, H, Lk, W], … and of the keys
     scale: float
     hidden: Tensor | None = None  # [B or 1, Lk], bool: keys that the mask hides from all queries, such as padding
+
+    @property
+    def q_pos(self) -> Tensor:
+        """[B or 1, Lq]"""
+        return default_positions(self.q, self.k)[0] if self.positions is None else self.positions[0]
+
+    @property
+    def k_pos(self) -> Tensor:
+        """[B or 1, Lk]"""
+        return default_positions(self.q, self.k)[1] if self.positions is None else self.positions[1]
+
+
+def default_positions(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns positions of queries and keys: keys are 0 … Lk−1, the queries the last Lq, as in decoding with a cache."""
+    lk = k.shape[2]
+    k_pos = torch.arange(lk, device=k.device)[None]
+    return k_pos[:, lk - q.shape[2] :], k_pos
 
 
 @dataclass(frozen=True)

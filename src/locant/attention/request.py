@@ -18,7 +18,7 @@ from locant.attention.sizes import always, same
 from locant.attention.tables import tables
 from locant.schemes.base import Scheme
 from locant.schemes.nope import Nope
-from locant.terms import VECTORS, Far, Sides, Terms
+from locant.terms import VECTORS, Far, Sides, Terms, default_positions
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SOFTCAPS = (1e-30, 1e30)
@@ -66,12 +66,12 @@ class Request:
     @property
     def k_pos(self) -> Tensor:
         """[B or 1, Lk]"""
-        return _default_positions(self.q, self.k)[1] if self.positions is None else self.positions[1]
+        return default_positions(self.q, self.k)[1] if self.positions is None else self.positions[1]
 
     @property
     def q_pos(self) -> Tensor:
         """[B or 1, Lq]"""
-        return _default_positions(self.q, self.k)[0] if self.positions is None else self.positions[0]
+        return default_positions(self.q, self.k)[0] if self.positions is None else self.positions[0]
 
     @property
     def content_dtype(self) -> torch.dtype:
@@ -104,6 +104,8 @@ class Request:
         if self.mask is not None:
             found.append(self.mask[:, :, rows] if self.mask.shape[2] > 1 else self.mask)
         lowest, highest = self.limits
+        if highest == 0 and self.consecutive and always(self.q.shape[2] == 1):
+            highest = None  # no key is after the last
         if lowest is not None or highest is not None:
             r = (self.k_pos[:, None, :] - self.q_pos[:, rows, None])[:, None]  # [B or 1, 1, rows, Lk]
             found += [] if lowest is None else [r >= lowest]
@@ -163,11 +165,10 @@ def prepare(
     limits = (None if left is None else -left, 0 if causal else right)
     mask = _mask(mask, q, lk)
     check_causal(scheme, q, k, positions, limits[1], mask)
-    where = _default_positions(q, k) if positions is None and (scheme.has_sides or scheme.has_far) else positions
-    terms, sides = joined(terms, find_sides(scheme, q, k, where, x, scale, mask), q, k, scheme)
+    terms, sides = joined(terms, find_sides(scheme, q, k, positions, x, scale, mask), q, k, scheme)
     return Request(
         q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, sides=sides,
-        rotated=_rotate(scheme, q, k, positions), far=_rotate_far(scheme, q, k, where, terms),
+        rotated=_rotate(scheme, q, k, positions), far=_rotate_far(scheme, q, k, positions, terms),
         positions=positions, mask=mask, additive=_additive(additive_mask, q, lk, wide), causal=causal,
         window=(left, right), limits=limits, scale=scale, softcap=softcap, sinks=_sinks(sinks, q, wide),
         dropout=dropout, need_weights=need_weights,
@@ -283,18 +284,11 @@ def _positions(
     return q_pos, k_pos
 
 
-def _default_positions(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys are 0 … Lk−1, and the queries the last Lq of them, as in decoding with a cache."""
-    lk = k.shape[2]
-    k_pos = torch.arange(lk, device=k.device)[None]
-    return k_pos[:, lk - q.shape[2] :], k_pos
-
-
 def _rotate(scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
     """The queries and keys of the content product. TypeError if the scheme returns them in a narrower dtype."""
     if not scheme.rotates or q.shape[0] == 0 or q.shape[2] == 0:  # nothing to rotate
         return q, k
-    rotated = scheme.rotate(q, k, *(_default_positions(q, k) if positions is None else positions))
+    rotated = scheme.rotate(q, k, *(default_positions(q, k) if positions is None else positions))
     for name, x in zip(("queries", "keys"), rotated, strict=True):
         if x.dtype not in FLOATS or torch.promote_types(x.dtype, q.dtype) != x.dtype:
             raise TypeError(f"{scheme}.rotate must return {name} in {q.dtype} or a wider dtype, got {x.dtype}")
@@ -309,8 +303,7 @@ def _rotate_far(
         return None
     if terms.gain is not None and terms.gain.ndim == 3:
         raise ValueError(f"{scheme} rotates far keys differently, and its gain must be [H, R]; got one per coordinate")
-    assert positions is not None
-    return scheme.rotate_far(q, k, *positions)
+    return scheme.rotate_far(q, k, *(default_positions(q, k) if positions is None else positions))
 
 
 def _check_positions(name: str, pos: Tensor, b: int, length: int, device: torch.device) -> Tensor:

@@ -45,7 +45,12 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     added, temperature = None, request.sides.temperature
     if request.terms.used() or request.sides.used():
         needs_keys = request.terms.pair is not None or (request.terms.key is not None and request.sides.key is None)
-        full_q, full_k, _ = in_full(request) if needs_keys else (request.q.to(request.wide), request.k, None)
+        needs_queries = request.terms.query is not None and request.sides.query is None
+        full_q, full_k = request.q, request.k
+        if needs_keys:
+            full_q, full_k, _ = in_full(request)
+        elif needs_queries:
+            full_q = request.q.to(request.wide)
         added = added_logits(request, slice(None), full_q, full_k)
     if temperature is not None:
         q = (q.to(request.wide) * temperature[..., None].to(request.wide)).to(q.dtype)
@@ -71,10 +76,11 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask: Tensor | None = added if visible is None else added.masked_fill(~visible, -torch.inf)
     else:
         mask = visible
-    mask = None if mask is None else mask.expand(-1, -1, lq, lk)
+    if mask is not None and (mask.shape[2] != lq or mask.shape[3] != lk):
+        mask = mask.expand(-1, -1, lq, lk)
     out = _kernel(request, q, k, v, mask, causal=by_index)
     out = out if nothing is None else out.masked_fill(nothing, 0.0)
-    return out.to(request.q.dtype)
+    return out if out.dtype == request.q.dtype else out.to(request.q.dtype)
 
 
 def _attend_band(
@@ -84,10 +90,11 @@ def _attend_band(
 
     `spans` are (sequences, first, end): these sequences of the batch may attend to the keys first … end − 1.
     """
-    b, h, lq, outs = q.shape[0], q.shape[1], q.shape[2], []
+    (b, h, lq, _), outs = q.shape, []
     q = q.flip(2) if lq > 1 else q
     band = band.double() if q.dtype == torch.float64 else band
-    plain = band.detach() if band.requires_grad else band
+    trained = band.requires_grad and torch.is_grad_enabled()
+    plain = band.detach() if trained else band
     strides = (0, plain.stride(0) if plain.shape[0] > 1 else 0, plain.stride(1), plain.stride(1))
     for rows, first, end in spans:
         mask = plain.as_strided(
@@ -99,7 +106,7 @@ def _attend_band(
         if (rows, first, end) != (slice(0, b), 0, k.shape[2]):
             part_q, part_k, part_v = q[rows], k[rows, :, first:end], v[rows, :, first:end]
         out = _kernel(request, part_q, part_k, part_v, mask, causal=False)
-        if band.requires_grad and torch.is_grad_enabled():
+        if trained:
             part = band[:, start + first : start + end + lq - 1]
             out = BiasGradient.apply(out, part, part_q, part_k, part_v, request.scale)
         outs.append(out)

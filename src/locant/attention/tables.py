@@ -9,8 +9,8 @@ nothing else. A scheme from elsewhere may, so its tables are cached only if it d
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,7 +29,32 @@ CACHEABLE = 2**22
 """Tables with more numbers than this are not cached."""
 
 _PLAIN = (bool, int, float, str, type(None))
+_TENSORS = (Tensor, nn.Parameter)
 _IGNORED = {*vars(nn.Module()), "given", "training"}  # attributes of every module, and the spelling of the scheme
+
+
+@dataclass(frozen=True)
+class Part:
+    """A scheme, or one inside it, at the time when tables were computed: everything that they depend on."""
+
+    kind: type[nn.Module]
+    terms: Callable[..., Terms] | None
+    attributes: int  # how many there were
+    plain: dict[str, Any]
+    numbers: list[Tensor]  # copies of parameters and buffers
+
+    def is_still(self, module: nn.Module) -> bool:
+        """Whether the module is as it was. A change through `.data` leaves no trace except the values."""
+        attributes = module.__dict__
+        if type(module) is not self.kind or getattr(self.kind, "terms", None) is not self.terms:
+            return False
+        if len(attributes) != self.attributes or not self.plain.items() <= attributes.items():
+            return False
+        numbers = _numbers(module)
+        return len(numbers) == len(self.numbers) and all(
+            type(a) in _TENSORS and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+            for a, b in zip(numbers, self.numbers, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -37,15 +62,20 @@ class Cached:
     """Tables of a scheme, and the state of the scheme they were computed from."""
 
     offsets: Offsets
+    dtype: torch.dtype
     terms: Terms
     bias_alone: bool
-    plain: tuple[Any, ...]
-    numbers: list[Tensor]  # copies
+    parts: list[Part]
 
-    def covers(self, offsets: Offsets, decoding: bool) -> bool:
-        """Whether there is a column for each of the offsets."""
+    def serves(self, scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool) -> bool:
+        """Whether there is a column for each of the offsets, and the scheme is unchanged."""
         lo = offsets.lo - offsets.beyond if decoding and self.bias_alone else offsets.lo
-        return self.offsets.lo <= lo and offsets.end <= self.offsets.end
+        if lo < self.offsets.lo or offsets.end > self.offsets.end:
+            return False
+        if dtype != self.dtype or offsets.device != self.offsets.device:
+            return False
+        modules = list(_nested(scheme))
+        return len(modules) == len(self.parts) and all(map(Part.is_still, self.parts, modules))
 
 
 _innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
@@ -63,12 +93,13 @@ def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool)
         return scheme.terms(offsets.r), offsets
     # Comparing numbers waits for a GPU: worth it there only while decoding, where tables are long and the rest short.
     worth = offsets.listed is None and (decoding or offsets.device.type == "cpu")
-    state = _state(scheme) if worth else None
-    if state is None:
+    if not worth:
         return scheme.terms(offsets.r), offsets
-    plain, numbers = (dtype, offsets.device, *state[0]), state[1]
     cached = _cache.get(scheme)
-    if cached is None or not cached.covers(offsets, decoding) or not _same(cached, plain, numbers):
+    if cached is None or not cached.serves(scheme, offsets, dtype, decoding):
+        parts = _parts(scheme)
+        if parts is None:
+            return scheme.terms(offsets.r), offsets
         first, terms = _computed(scheme, offsets, decoding)
         if not isinstance(terms, Terms) or terms.pair is not None or not _well_formed(terms, offsets.end - first):
             return scheme.terms(offsets.r), offsets
@@ -76,8 +107,7 @@ def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool)
         if sum(table.numel() for table in terms.tables().values()) > CACHEABLE:
             return terms.narrow(offsets.lo - first, offsets.count), offsets
         computed = Offsets(first, offsets.end - first, offsets.device)
-        copies = [x.detach().clone() for x in numbers]
-        cached = _cache[scheme] = Cached(computed, terms, terms.used() == ("bias",), plain, copies)
+        cached = _cache[scheme] = Cached(computed, dtype, terms, terms.used() == ("bias",), parts)
     if decoding and cached.bias_alone:
         return cached.terms, cached.offsets
     return cached.terms.narrow(offsets.lo - cached.offsets.lo, offsets.count), offsets
@@ -110,39 +140,39 @@ def _well_formed(terms: Terms, columns: int) -> bool:
     return all(x.ndim > 1 and x.shape[1] == columns and x.dtype in wide for x in terms.tables().values())
 
 
-def _state(scheme: Scheme) -> tuple[tuple[Any, ...], list[Tensor]] | None:
-    """Everything the tables depend on: plain attributes, and tensors. None if they may depend on more."""
-    plain: list[Any] = []
-    numbers: list[Tensor] = []
-    for module in scheme.modules():
-        if isinstance(module, nn.ModuleList):
-            continue
-        if not isinstance(module, Scheme) or not module.cacheable:
+def _parts(scheme: Scheme) -> list[Part] | None:
+    """The state of a scheme and of those inside it. None if tables may depend on more, or it is too large."""
+    parts = []
+    for module in _nested(scheme):
+        listing = isinstance(module, nn.ModuleList)
+        if not listing and not (isinstance(module, Scheme) and module.cacheable):
             return None
-        plain += (type(module), type(module).terms)
-        numbers += [x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None]
-        for name, value in vars(module).items():
-            if name in _IGNORED:
-                continue
-            if not isinstance(value, _PLAIN):
-                return None
-            plain += (name, value)
-    if sum(x.numel() for x in numbers) > COMPARABLE or any(type(x) not in (Tensor, nn.Parameter) for x in numbers):
+        plain = {} if listing else {name: x for name, x in vars(module).items() if name not in _IGNORED}
+        numbers = _numbers(module)
+        if not all(isinstance(x, _PLAIN) for x in plain.values()) or any(type(x) not in _TENSORS for x in numbers):
+            return None
+        terms = getattr(type(module), "terms", None)
+        parts.append(Part(type(module), terms, len(vars(module)), plain, [x.detach() for x in numbers]))
+    if sum(x.numel() for part in parts for x in part.numbers) > COMPARABLE:
         return None
-    return tuple(plain), numbers
+    return [replace(part, numbers=[x.clone() for x in part.numbers]) for part in parts]
+
+
+def _nested(module: nn.Module) -> Iterator[nn.Module]:
+    """The module and those inside it: in less time than `Module.modules`, which names them."""
+    yield module
+    for inner in module._modules.values():
+        if inner is not None:
+            yield from _nested(inner)
+
+
+def _numbers(module: nn.Module) -> list[Tensor]:
+    """The parameters and buffers of a module itself, without those that only `Scheme.read` uses."""
+    found = [*module._parameters.items(), *module._buffers.items()]
+    unused = getattr(type(module), "read_parameters", ())
+    return [x for name, x in found if x is not None and name not in unused]
 
 
 def transforming() -> bool:
     """Whether a function transform (torch.func) or forward-mode differentiation is active."""
     return _innermost_transform() is not None or forward_ad._current_level >= 0
-
-
-def _same(cached: Cached, plain: tuple[Any, ...], numbers: list[Tensor]) -> bool:
-    return (
-        cached.plain == plain
-        and len(cached.numbers) == len(numbers)
-        and all(
-            a.dtype == b.dtype and a.device == b.device and a.shape == b.shape and torch.equal(a, b)
-            for a, b in zip(cached.numbers, numbers, strict=True)
-        )
-    )
