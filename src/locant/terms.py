@@ -77,6 +77,8 @@ class Terms:
 
     def narrow(self, first: int, count: int) -> Terms:
         """The same terms for consecutive columns, as views."""
+        if first == 0 and all(table.shape[1] == count for table in self.tables().values()):
+            return self
         return self._each(lambda table: table.narrow(1, first, count))
 
     def to(self, dtype: torch.dtype) -> Terms:
@@ -166,7 +168,7 @@ class Tokens:
 
 
 def default_positions(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns positions of queries and keys: keys are 0 … Lk−1, the queries the last Lq, as in decoding with a cache."""
+    """Returns the positions of queries and keys in decoding with a cache: keys are 0 … Lk−1, queries the last Lq."""
     lk = k.shape[2]
     k_pos = torch.arange(lk, device=k.device)[None]
     return k_pos[:, lk - q.shape[2] :], k_pos

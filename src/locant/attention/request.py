@@ -146,10 +146,10 @@ def prepare(
         raise TypeError(f"causal must be True or False, got {causal!r}")
     if scale is not None and (not isinstance(scale, (int, float)) or not abs(scale) < math.inf):
         raise TypeError(f"scale must be a finite number, got {scale!r}; multiply q by a scale that is learned")
-    softcap = _softcap(softcap)
+    softcap = None if softcap is None else _softcap(softcap)
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
-    left, right = _window(window)
+    left, right = (None, None) if window is None else _window(window)
     b, _, lq, d = q.shape
     lk = k.shape[2]
     _check_dimensions(scheme, q)
@@ -163,15 +163,16 @@ def prepare(
         inside = scale * terms.score
         terms = replace(terms, bias=inside if terms.bias is None else terms.bias + inside, score=None)
     limits = (None if left is None else -left, 0 if causal else right)
-    mask = _mask(mask, q, lk)
+    mask = None if mask is None else _mask(mask, q, lk)
     check_causal(scheme, q, k, positions, limits[1], mask)
     terms, sides = joined(terms, find_sides(scheme, q, k, positions, x, scale, mask), q, k, scheme)
     return Request(
         q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, sides=sides,
         rotated=_rotate(scheme, q, k, positions), far=_rotate_far(scheme, q, k, positions, terms),
-        positions=positions, mask=mask, additive=_additive(additive_mask, q, lk, wide), causal=causal,
-        window=(left, right), limits=limits, scale=scale, softcap=softcap, sinks=_sinks(sinks, q, wide),
-        dropout=dropout, need_weights=need_weights,
+        positions=positions, mask=mask,
+        additive=None if additive_mask is None else _additive(additive_mask, q, lk, wide), causal=causal,
+        window=(left, right), limits=limits, scale=scale, softcap=softcap,
+        sinks=None if sinks is None else _sinks(sinks, q, wide), dropout=dropout, need_weights=need_weights,
     )  # fmt: skip
 
 
@@ -184,9 +185,7 @@ def _decoding(lq: int, lk: int) -> bool:
     return always(lq < lk) and always(lq <= DECODING_QUERIES)
 
 
-def _softcap(softcap: float | None) -> float | None:
-    if softcap is None:
-        return None
+def _softcap(softcap: float) -> float:
     if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
         raise TypeError(f"softcap must be a number or None, got {softcap!r}")
     low, high = SOFTCAPS
@@ -195,10 +194,8 @@ def _softcap(softcap: float | None) -> float | None:
     return float(softcap)
 
 
-def _window(window: int | Window | None) -> Window:
+def _window(window: int | Window) -> Window:
     """The window as (left, right)."""
-    if window is None:
-        return None, None
     pair = (window, window) if isinstance(window, int) else window
     if (
         not isinstance(pair, (tuple, list))
@@ -212,10 +209,8 @@ def _window(window: int | Window | None) -> Window:
     return pair[0], pair[1]
 
 
-def _sinks(sinks: Tensor | None, q: Tensor, wide: torch.dtype) -> Tensor | None:
+def _sinks(sinks: Tensor, q: Tensor, wide: torch.dtype) -> Tensor:
     """The sinks in the dtype of the softmax."""
-    if sinks is None:
-        return None
     if not isinstance(sinks, Tensor) or sinks.dtype not in FLOATS:
         got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
         raise TypeError(f"sinks must be a tensor of floating-point numbers, one per query head; got {got}")
@@ -341,10 +336,8 @@ def _check_terms(terms: Terms, scheme: Scheme, q: Tensor, v: Tensor, n: int) -> 
     return terms
 
 
-def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
+def _mask(mask: Tensor, q: Tensor, lk: int) -> Tensor:
     """The mask as [B or 1, H or 1, Lq or 1, Lk]."""
-    if mask is None:
-        return None
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(
@@ -354,10 +347,8 @@ def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
     return _for_pairs("mask", mask, q, lk)
 
 
-def _additive(additive: Tensor | None, q: Tensor, lk: int, wide: torch.dtype) -> Tensor | None:
+def _additive(additive: Tensor, q: Tensor, lk: int, wide: torch.dtype) -> Tensor:
     """The numbers to add to the logits, as [B or 1, H or 1, Lq or 1, Lk], in the dtype of the softmax."""
-    if additive is None:
-        return None
     if not isinstance(additive, Tensor) or additive.dtype not in FLOATS:
         got = additive.dtype if isinstance(additive, Tensor) else type(additive).__name__
         raise TypeError(

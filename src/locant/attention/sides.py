@@ -67,6 +67,8 @@ def joined(terms: Terms, sides: Sides, q: Tensor, k: Tensor, scheme: Scheme) -> 
 
     None there stands for q and k themselves. The tables `query_side` and `key_side` are None afterwards.
     """
+    if terms.query_side is terms.key_side is terms.level is sides.query is sides.key is None:
+        return terms, sides
     for name, x in (("query", q), ("key", k)):
         table, vectors = getattr(terms, f"{name}_side"), getattr(sides, name)
         if (table is None) != (vectors is None):

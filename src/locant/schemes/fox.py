@@ -94,9 +94,9 @@ class Fox(Scheme):
 
 
 def cumulated(gates: Tensor, q_pos: Tensor, k_pos: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Returns c of the queries [B, H, Lq] and of the keys [B, H, Lk], from log-gates [B, H, Lk] of the keys; new tensors.
+    """Returns c of the queries [B, H, Lq] and of the keys [B, H, Lk], from log-gates [B, H, Lk] of the keys.
 
-    Positions are [B or 1, L]. `name` is that of the scheme, for errors.
+    Both are new tensors. Positions are [B or 1, L]. `name` is that of the scheme, for errors.
     """
     known, rows = readable(q_pos) and readable(k_pos), max(len(q_pos), len(k_pos))
     q_pos, k_pos = (x.expand(rows, -1) for x in (q_pos, k_pos))
