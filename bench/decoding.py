@@ -1,13 +1,14 @@
 """One query against a cache of keys: attention with a scheme against plain `scaled_dot_product_attention`.
 
-    python bench/decoding.py [NAME …] [--keys 8192] [--batch 1] [--seconds 50]
+    python bench/decoding.py [SPEC …] [--keys 8192] [--batch 1] [--threads 2] [--seconds 50]
 
-fp32, H = 12, D = 64, 2 threads, impl="auto", gradients disabled. Every measurement of a scheme has one of plain
-attention beside it, before or after it at random, and the schemes are in a new order in every round. Printed are the
-median of the ratios and their 10th and 90th percentile. A busy machine widens the percentiles more than it moves the
-median, as long as the two threads have a core each; otherwise the last column helps: the time outside torch's kernel,
-in µs, median, which does not depend on the number of threads. Plain attention passes all keys and values through the
-caches, so this is the time of Python and of small operators with cold caches.
+fp32, H = 12, D = 64, impl="auto", gradients disabled. Every measurement of a scheme has one of plain attention beside
+it, before or after it at random, and the schemes are in a new order in every round. Printed are the median of the
+ratios, their 10th and 90th percentile, and the median time outside torch's kernel. Plain attention passes all keys and
+values through the caches, so this is the time of Python and of small operators with cold caches.
+
+On a busy machine a thread may wait for a core, and the ratios mean nothing. The time outside the kernel, with
+`--threads 1`, then still compares two versions of locant.
 
 `mask` is torch's kernel with a mask that is there already: no scheme with a bias can be faster. `inkling` and `fox` get
 what they read from hidden states, as q, k and v are given. Written to bench/results/decoding.csv.
@@ -36,7 +37,7 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def attention(name: str, batch: int, keys: int) -> Run:
-    """One of `NAMES`, or any other scheme that reads no hidden states, as a function of q, k and v."""
+    """`mask` or a scheme, as a function of q, k and v."""
     if name == "mask":
         mask = torch.randn(batch, HEADS, 1, keys)
         return lambda q, k, v: kernel(q, k, v, attn_mask=mask)

@@ -224,9 +224,8 @@ def _sinks(sinks: Tensor, q: Tensor, wide: torch.dtype) -> Tensor:
 def _check_dimensions(scheme: Scheme, q: Tensor) -> None:
     """ValueError if the scheme was built for another model: its tables could broadcast without an error."""
     for dim, what, size in (("n_heads", "{} heads", q.shape[1]), ("head_dim", "head size {}", q.shape[3])):
-        if dim not in scheme.__dict__ and not hasattr(type(scheme), dim):
-            continue  # getattr of a module takes long to find nothing
-        built = getattr(scheme, dim)
+        # A module takes long to find that it has no such attribute.
+        built = getattr(scheme, dim) if dim in scheme.__dict__ or dim in scheme.dims_of_class else size
         if built != size:
             raise ValueError(f"{scheme} was built for {what.format(built)}, q has {size}; build it with {dim}={size}")
 

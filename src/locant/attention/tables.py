@@ -51,10 +51,10 @@ class Part:
         if len(attributes) != self.attributes or not self.plain.items() <= attributes.items():
             return False
         numbers = _numbers(module)
-        return len(numbers) == len(self.numbers) and all(
-            type(a) in _TENSORS and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-            for a, b in zip(numbers, self.numbers, strict=True)
-        )
+        try:
+            return len(numbers) == len(self.numbers) and all(map(_equal, numbers, self.numbers))
+        except RuntimeError:  # they are on another device; asking for it would take longer than comparing
+            return False
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,10 @@ def _nested(module: nn.Module) -> Iterator[nn.Module]:
     for inner in module._modules.values():
         if inner is not None:
             yield from _nested(inner)
+
+
+def _equal(number: Tensor, copy: Tensor) -> bool:
+    return type(number) in _TENSORS and number.dtype == copy.dtype and torch.equal(number, copy)
 
 
 def _numbers(module: nn.Module) -> list[Tensor]:

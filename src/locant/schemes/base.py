@@ -83,6 +83,9 @@ class Scheme(nn.Module):
     True for the schemes of this package. A subclass does not inherit it: a class from elsewhere declares it itself.
     """
 
+    dims_of_class: ClassVar[tuple[str, ...]] = ()
+    """Which dimensions of the model are attributes of the class, such as properties. Those of an object are its own."""
+
     given: dict[str, Any]
     """The constructor arguments as the caller wrote them, so that str() returns the spec."""
 
@@ -99,6 +102,7 @@ class Scheme(nn.Module):
             cls.read_parameters = ()
         if {"embed", "rotate", "terms"} & cls.__dict__.keys() and "takes_reals" not in cls.__dict__:
             cls.takes_reals = False  # so does this
+        cls.dims_of_class = tuple(dim for dim in DIMS if hasattr(cls, dim))
         if "cacheable" not in cls.__dict__:
             cls.cacheable = cls.__module__.startswith(__package__ + ".")
 
