@@ -78,7 +78,7 @@ class Cached:
         return len(modules) == len(self.parts) and all(map(Part.is_still, self.parts, modules))
 
 
-_innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
+_innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _cache: WeakKeyDictionary[Scheme, Cached] = WeakKeyDictionary()
 
 
