@@ -19,6 +19,7 @@ from locant.schemes.base import Scheme, readable
 from locant.terms import Sides, Terms, Tokens
 
 WIDE = (torch.float32, torch.float64)
+NO_SIDES = Sides()
 
 
 class NotCausal(ValueError):
@@ -45,17 +46,16 @@ def find_sides(
     scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None, x: States | None, scale: float,
     mask: Tensor | None,
 ) -> Sides:  # fmt: skip
-    """The sides of a call. `positions` may be None for a scheme without sides."""
+    """The sides of a call. Positions that are None are consecutive: keys 0 … Lk−1, queries the last Lq."""
     if not scheme.has_sides:
         if x is not None:
             _check_states(scheme, q, k, x)
-        return Sides()
-    assert positions is not None
-    if scheme.reads_queries and isinstance(x, Tensor):
+        return NO_SIDES
+    if positions is not None and scheme.reads_queries and isinstance(x, Tensor):
         _check_in_step(q, k, positions)
     read_q, read_k = _read(scheme, q, k, x) if scheme.reads else (None, None)
     hidden = None if mask is None or not scheme.reads_keys else ~mask.any(2).any(1)
-    sides = scheme.sides(Tokens(q, k, *positions, read_q, read_k, scale, hidden))
+    sides = scheme.sides(Tokens(q, k, positions, read_q, read_k, scale, hidden))
     if not isinstance(sides, Sides):
         raise TypeError(f"{scheme}.sides must return Sides, got {type(sides).__name__}")
     _check_sides(scheme, sides, q, k)
@@ -67,6 +67,8 @@ def joined(terms: Terms, sides: Sides, q: Tensor, k: Tensor, scheme: Scheme) -> 
 
     None there stands for q and k themselves. The tables `query_side` and `key_side` are None afterwards.
     """
+    if terms.query_side is terms.key_side is terms.level is sides.query is sides.key is None:
+        return terms, sides
     for name, x in (("query", q), ("key", k)):
         table, vectors = getattr(terms, f"{name}_side"), getattr(sides, name)
         if (table is None) != (vectors is None):
@@ -83,7 +85,8 @@ def joined(terms: Terms, sides: Sides, q: Tensor, k: Tensor, scheme: Scheme) -> 
                 f"{vectors.shape[-1]}; they must be equal"
             )
         b, h = q.shape[:2]
-        vectors = vectors.expand(b, h, -1, -1)
+        if vectors.shape[0] != b or vectors.shape[1] != h:
+            vectors = vectors.expand(b, h, -1, -1)
         own = getattr(terms, name)
         if own is not None:  # q·a + p·α is one product of longer vectors
             content = x.to(vectors.dtype).repeat_interleave(h // x.shape[1], dim=1)

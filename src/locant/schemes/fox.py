@@ -43,6 +43,7 @@ class Fox(Scheme):
 
     reads_keys = True
     read_width = 1
+    read_parameters = ("gate", "bias")
     has_levels = True
     mappable = False
     pairwise = False  # the gates between two tokens count
@@ -78,8 +79,11 @@ class Fox(Scheme):
         gates = exact(tokens.read_k[..., 0])
         if tokens.hidden is not None:  # padding between two tokens is not there
             gates = gates.masked_fill(tokens.hidden[:, None], 0.0)
-        of_queries, of_keys = cumulated(gates, tokens.q_pos, tokens.k_pos, str(self))
-        return Sides(query_level=of_queries, key_level=-of_keys)
+        if tokens.positions is None:
+            of_queries, of_keys = _by_index(gates, tokens.q.shape[2])
+        else:
+            of_queries, of_keys = cumulated(gates, *tokens.positions, str(self))
+        return Sides(query_level=of_queries, key_level=of_keys.neg_())
 
     def parameter_count(self) -> int:
         return (self.d_model + 1) * self.n_heads
@@ -92,7 +96,7 @@ class Fox(Scheme):
 def cumulated(gates: Tensor, q_pos: Tensor, k_pos: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Returns c of the queries [B, H, Lq] and of the keys [B, H, Lk], from log-gates [B, H, Lk] of the keys.
 
-    Positions are [B or 1, L]. `name` is that of the scheme, for errors.
+    Both are new tensors. Positions are [B or 1, L]. `name` is that of the scheme, for errors.
     """
     known, rows = readable(q_pos) and readable(k_pos), max(len(q_pos), len(k_pos))
     q_pos, k_pos = (x.expand(rows, -1) for x in (q_pos, k_pos))
@@ -115,7 +119,7 @@ def cumulated(gates: Tensor, q_pos: Tensor, k_pos: Tensor, name: str) -> tuple[T
 def _by_index(gates: Tensor, queries: int) -> tuple[Tensor, Tensor]:
     """In the order given; the queries are the last of the keys."""
     sums = gates.cumsum(-1)
-    return sums[..., sums.shape[-1] - queries :], sums
+    return sums[..., sums.shape[-1] - queries :].clone(), sums
 
 
 def _by_position(gates: Tensor, q_pos: Tensor, ordered: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
