@@ -99,9 +99,7 @@ def per_layer(
             raise ValueError(f"a list of schemes needs one per layer: got {len(entries)} for {n_layers} layers")
     dims = {"n_heads": n_heads, "head_dim": head_dim, "d_model": d_model}
     shared: dict[str, Scheme] = {}
-    return nn.ModuleList(
-        [entry if isinstance(entry, Scheme) else _of_layer(entry, dims, shared) for entry in entries]
-    )
+    return nn.ModuleList([entry if isinstance(entry, Scheme) else _of_layer(entry, dims, shared) for entry in entries])
 
 
 def _of_layer(spec: str, dims: Mapping[str, int | None], shared: dict[str, Scheme]) -> Scheme:

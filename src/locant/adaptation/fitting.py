@@ -276,9 +276,7 @@ def _layers(plan: Plan, before: Native) -> list[_Layer]:
     return found
 
 
-def _fit_shared(
-    cache: LayerCache, group: list[_Layer], goals: dict[str, list[Tensor]], clock: FitClock
-) -> None:
+def _fit_shared(cache: LayerCache, group: list[_Layer], goals: dict[str, list[Tensor]], clock: FitClock) -> None:
     """Fits the scheme that layers share to all of them at once."""
     allowed = clock.next_layers(len(group)) / SHARED_PASSES
     base, count = cache.model.base_model, len(cache.batches)
