@@ -259,7 +259,7 @@ def _affordable(
 def _that_fit(cache: LayerCache, shared: list[_Layer]) -> float:
     """The share of the sequences whose queries, keys and values fit into memory for all layers of a shared scheme."""
     config: Any = cache.model.config.get_text_config()
-    numbers = 3 * config.hidden_size * sum(rows.numel() for rows in cache.batches)
+    numbers: int = 3 * config.hidden_size * sum(rows.numel() for rows in cache.batches)
     return MEMORY / (4 * numbers * len(shared))
 
 

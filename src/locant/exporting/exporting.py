@@ -178,7 +178,7 @@ def _opened(stock: Stock, folder: Path) -> Stock:
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # a pooler that the model does not have is made anew
     try:
-        model = type(stock.model).from_pretrained(folder, dtype=stock.model.dtype).to(stock.model.device)
+        model: Any = type(stock.model).from_pretrained(folder, dtype=stock.model.dtype)
     finally:
         transformers.logging.set_verbosity(before)
     if stock.tokenizer is not None:
@@ -188,4 +188,4 @@ def _opened(stock: Stock, folder: Path) -> Stock:
                 raise CannotExport(
                     f"{folder.name}: transformers reads other tokens with the tokenizer that was written"
                 )
-    return replace(stock, model=model)
+    return replace(stock, model=model.to(stock.model.device))

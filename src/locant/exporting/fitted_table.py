@@ -130,7 +130,7 @@ def _table_of_original(source: Source, original: str | Path | None) -> Tensor:
     plan = source.plan
     assert plan is not None
     if original is not None:
-        table = native(load(original).base_model).table
+        table = native(load(original)).table
     else:
         weights = [getattr(each.original, "weight", None) for each in plan.replaced]
         found = [each for each in weights if isinstance(each, Tensor)]

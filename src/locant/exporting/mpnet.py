@@ -144,6 +144,8 @@ def _class(source: Source) -> Any:
     found = getattr(transformers, f"MPNet{end}", None) if end is not None else None
     if found is None:
         raise CannotExport(f"MPNet has no class for the head of {name}; export its base model: model.base_model")
+    if source.kind == "distilbert" and end == "ForSequenceClassification":
+        raise CannotExport("the classifier of DistilBERT has a ReLU and that of MPNet a tanh; export model.base_model")
     return found
 
 
@@ -162,6 +164,8 @@ def _weights(source: Source, config: Any, exchange: Exchange | None) -> dict[str
         if exchange is not None and name.endswith(OF_TOKENS):
             weight = exchange.rows(weight)
         found[name] = weight.detach()
+    if "lm_head.decoder.bias" in found:  # DistilBERT has no second name for it
+        found.setdefault("lm_head.bias", found["lm_head.decoder.bias"])
     return found
 
 

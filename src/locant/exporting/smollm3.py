@@ -56,9 +56,11 @@ def _config(source: Source, old: Any, layers: list[Any], turning: set[str]) -> A
     kept.setdefault("mlp_bias", False)
     bias = any(name.endswith("self_attn.q_proj.bias") for name in source.weights())
     head_dim = getattr(old, "head_dim", None) or old.hidden_size // old.num_attention_heads
-    return SmolLM3Config(
-        **kept, head_dim=head_dim, attention_bias=bias, use_sliding_window=False, sliding_window=None,
+    config: Any = SmolLM3Config(
+        **kept, attention_bias=bias, use_sliding_window=False, sliding_window=None,
         no_rope_layers=[int(not scheme.silent) for scheme in layers],
         rope_parameters=rope_parameters(next(iter(turning)), source, head_dim) if turning else
         {"rope_type": "default", "rope_theta": 10000.0},
     )  # fmt: skip
+    config.head_dim = head_dim  # which SmolLM3's code reads, and its config class does not declare
+    return config

@@ -77,7 +77,7 @@ def source_of(model: PreTrainedModel | str | Path, tokenizer: Any = None) -> Sou
     if isinstance(model, (str, Path)):
         folder = sentence_folder(str(model))
         name = str(model) if folder is None else folder.transformer
-        opened = load(name)
+        opened: Any = load(name)
         if folder is not None and "Pooling" in folder.kinds:
             opened = opened.base_model  # SentenceTransformer opens no head either
         return Source(opened.eval(), tokenizer or _tokenizer(name), folder)

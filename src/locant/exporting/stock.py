@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from locant.exporting.refusal import CannotExport
+
 
 def same_tokens(ids: Tensor) -> Tensor:
     """The tokens keep their ids."""
@@ -29,17 +31,18 @@ class Stock:
 
 
 def build(cls: type[PreTrainedModel], config: Any, weights: dict[str, Tensor], positions: tuple[str, ...] = ()) -> Any:
-    """Builds a model and fills in all of its weights; raises ValueError if one is missing or has no place.
+    """Builds a model and fills in all of its weights; raises CannotExport if one is missing or has no place.
 
     positions   ends of the names of weights that may be missing, because the caller sets them.
     """
     some = next(iter(weights.values()))
-    model = cls(config).to(dtype=some.dtype, device=some.device)
+    model: Any = cls(config)
+    model = model.to(dtype=some.dtype, device=some.device)
     found = model.load_state_dict(weights, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     missing = [name for name in found.missing_keys if not name.endswith(positions or ("\0",)) and name not in tied]
     if missing or found.unexpected_keys:
-        raise ValueError(
+        raise CannotExport(
             f"{cls.__name__} does not have the weights of this model; missing {missing[:3]}, without a place "
             f"{found.unexpected_keys[:3]}"
         )

@@ -81,7 +81,8 @@ def write(source: Source, folder: Path, to: str, length: int | None) -> tuple[fl
 
 
 def _to_torch(module: nn.Module, example: tuple[Tensor, ...], sizes: Any, path: Path) -> None:
-    torch.export.save(torch.export.export(module, example, dynamic_shapes=sizes), path)
+    named, shapes = dict(zip(INPUTS, example, strict=True)), dict(zip(INPUTS, sizes, strict=True))
+    torch.export.save(torch.export.export(module, (), named, dynamic_shapes=shapes), path)
 
 
 def _to_onnx(module: nn.Module, example: tuple[Tensor, ...], sizes: Any, path: Path) -> None:
@@ -94,7 +95,8 @@ def _to_onnx(module: nn.Module, example: tuple[Tensor, ...], sizes: Any, path: P
 
 def _opened(path: Path, to: str) -> Run:
     if to == "torch":
-        return torch.export.load(path).module()
+        program = torch.export.load(path).module()
+        return lambda ids, mask: program(input_ids=ids, attention_mask=mask)
     session = import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     def run(ids: Tensor, mask: Tensor) -> Tensor:
