@@ -38,8 +38,7 @@ def test_a_fitted_table_comes_nearer(tmp_path):
 def test_a_scheme_that_is_a_table_stays_exact(tmp_path):
     model = make("bert")
     fitted(model, "learned:length=64")
-    done = locant.export(model, tmp_path / "out", "original", tokenizer=TOKENS, text=TEXT, length=LENGTH)
-    assert done.exact
+    assert locant.export(model, tmp_path / "out", "original", text=TEXT, length=LENGTH).exact
 
 
 def test_a_folder_needs_the_original(tmp_path):
@@ -47,12 +46,13 @@ def test_a_folder_needs_the_original(tmp_path):
     plain.save_pretrained(tmp_path / "plain")
     fitted(changed, "tisa")
     changed.save_pretrained(tmp_path / "changed")
-    options = {"tokenizer": TOKENS, "text": TEXT, "length": LENGTH, "budget": "0steps"}
+    options = {"tokenizer": TOKENS, "text": TEXT, "length": LENGTH, "budget": "1steps"}
     again = locant.load(tmp_path / "changed").eval()
     with pytest.raises(CannotExport, match="name the original"):
         locant.export(again, tmp_path / "out", "original", **options)
     done = locant.export(again, tmp_path / "out", "original", original=tmp_path / "plain", **options)
-    assert [row.start for row in done.agreement] == [row.fitted for row in done.agreement]
+    assert sum(row.fitted for row in done.agreement) >= sum(row.start for row in done.agreement)
+    assert done.length == LENGTH
 
 
 def test_what_is_missing_is_named(tmp_path):

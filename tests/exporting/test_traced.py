@@ -50,7 +50,9 @@ def test_onnx(tmp_path, kind, spec):
 def test_a_program_that_differs_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(traced, "_to_torch", lambda *_: None)  # tracing takes seconds
     monkeypatch.setattr(
-        traced, "_opened", lambda path, to: lambda ids, mask: output(make("bert", seed=5, max_position_embeddings=400), input_ids=ids)
+        traced,
+        "_opened",
+        lambda path, to: lambda ids, mask: output(make("bert", seed=5, max_position_embeddings=400), input_ids=ids),
     )
     with pytest.raises(CannotExport, match="computes something else"):
         locant.export(swapped("bert", "tisa", num_hidden_layers=1), tmp_path / "out", "torch")

@@ -70,7 +70,7 @@ def fitted_table(
 ) -> FittedTable:  # fmt: skip
     """Returns the model in its own architecture with the best table of `length` rows that was found."""
     mechanism, _ = table_of(source)
-    source.only_stack()
+    wanted = Budget.parse(budget)
     if source.tokenizer is None:
         raise CannotExport("a table is fitted on text, and the model has no tokenizer; pass tokenizer=…")
     table = _table_of_original(source, original)
@@ -94,7 +94,7 @@ def fitted_table(
         weight.requires_grad_(True)
         kept = weight.detach().clone()
         lengths = [each for each in sample.ladder(length, SHORTEST) if each >= min(len(table), length) // 2]
-        steps = _steps(budget, stock.model, teacher, source, lines, lengths)
+        steps = _steps(wanted, stock.model, teacher, source, lines, lengths)
         on_stage(f"fitting {length:,} rows in {steps} steps")
         if steps:
             training = TrainingBatches(Sampler(source.tokenizer, trained_on(lines), seed=seed + 1), kind, lengths,
@@ -156,9 +156,8 @@ def _batches(sampler: Sampler, length: int, kind: Any, model: PreTrainedModel) -
 
 
 def _steps(
-    budget: str, student: PreTrainedModel, teacher: Teacher, source: Source, lines: list[str], lengths: list[int]
+    wanted: Budget, student: PreTrainedModel, teacher: Teacher, source: Source, lines: list[str], lengths: list[int]
 ) -> int:
-    wanted = Budget.parse(budget)
     if wanted.steps is not None:
         return wanted.steps
     assert wanted.seconds is not None
