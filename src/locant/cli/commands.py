@@ -1,7 +1,7 @@
 """Every command of `locant`: its summary, its options, the function that runs it and the extra it needs.
 
 The function that runs a command is in the file of its group: schemes.py, models.py, machine.py, training.py,
-adapting.py or papers.py. Its parameters have the names of the command's options and arguments.
+adapting.py, exporting.py or papers.py. Its parameters have the names of the command's options and arguments.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from locant.cli.parser import Parser
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """`locant.adaptation.pooling.MODES`, which cannot be read without torch."""
+
+EXPORTS = ("auto", "original", "mpnet", "smollm3", "jinabert", "torch", "onnx")
+"""`locant.exporting.exporting.TARGETS`, which cannot be read without torch."""
 
 
 class Command(NamedTuple):
@@ -153,6 +156,23 @@ def _adapt(parser: Parser) -> None:
     _imports(parser)
 
 
+def _export(parser: Parser) -> None:
+    parser.argument("model", "Folder of a swapped or adapted model.")
+    _folder(parser, "Folder of the export; it must be new or empty.")
+    parser.option("--to", default="auto", type=values.one_of(*EXPORTS), metavar="TARGET",
+                  help=f"{', '.join(EXPORTS)}. auto: the first stock architecture that computes the same.")  # fmt: skip
+    parser.option("--length", type=values.at_least(2), metavar="N",
+                  help="Rows of a position table, or the longest input of a program. Default: all that the model "
+                  "reads, at most 4,096 rows.")  # fmt: skip
+    parser.option("--text", type=Path, metavar="PATH",
+                  help="With --to original: prose on which a table of absolute positions is fitted to a scheme that is "
+                  "not a table. An approximation; needs --length and --original.")  # fmt: skip
+    parser.option("--original", metavar="MODEL", help="For this: the model before it was changed.")
+    parser.option("--budget", default="5min", type=values.budget, metavar="BUDGET",
+                  help="For this: time or steps of the fit, 5min or 200steps.")  # fmt: skip
+    _imports(parser)
+
+
 def _reproduce(parser: Parser) -> None:
     parser.argument("paper", "tisa, variance, huang or all.", type=values.one_of("tisa", "variance", "huang", "all"))
     parser.option("--claim", action="append", metavar="ID",
@@ -253,6 +273,8 @@ COMMANDS = {
                         "launch: python -m locant finetune …", _finetune, COMPARE, forks=True),
     "adapt": Command("adapting.adapt", "Give a trained model another position scheme that keeps its quality and reads "
                      "past its old length.", _adapt, COMPARE),
+    "export": Command("exporting.export", "Write a swapped or adapted model as a stock architecture that computes the "
+                      "same, or as ONNX, so that it opens without locant.", _export, HF),
     "reproduce": Command("papers.reproduce", "Test the claims of the papers behind locant, by rules that were fixed "
                          "beforehand, and write a page of verdicts.", _reproduce, COMPARE, forks=True),
 }  # fmt: skip

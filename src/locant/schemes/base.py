@@ -161,6 +161,12 @@ class Scheme(nn.Module):
         return not (self.embeds or self.rotates or self.has_terms or self.has_sides)
 
     @property
+    def has_attention_parameters(self) -> bool:
+        """Whether the scheme has parameters that act in attention, not only in the token embeddings."""
+        acts = self.rotates or self.has_terms or self.has_sides
+        return acts and next(self.parameters(), None) is not None
+
+    @property
     def position_table(self) -> Tensor | None:
         """The table [length, d_model] of a scheme that is a table of absolute positions; None for all others."""
         return None
