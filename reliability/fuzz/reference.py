@@ -304,7 +304,7 @@ def _kerple(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
     if part.options["kind"] == "log":
         return -power * torch.log1p(factor * distance)
     power = torch.where(power > 2, 4 - power, power)
-    return -factor * torch.where(distance > 0, distance.clamp(min=1) ** power, 0.0)
+    return -factor * torch.where(distance > 0, torch.where(distance > 0, distance, 1.0) ** power, 0.0)
 
 
 def _fade(p: Problem, part: Part) -> Tensor:

@@ -109,7 +109,7 @@ def _sees_later_keys(case: Case) -> bool:
     if not case.causal_only or case.causal or (case.window is not None and case.window[1] == 0):
         return False
     q_pos, k_pos = full_positions(case)
-    return case.b > 0 and bool((k_pos[:, None, :] > q_pos[:, :, None]).any())
+    return bool((k_pos[:, None, :] > q_pos[:, :, None]).any())
 
 
 def _fox_order(case: Case) -> bool:
