@@ -42,7 +42,8 @@ def test_curves_of_schemes_that_depend_on_tokens(tmp_path):
     with (tmp_path / "x.csv").open() as file:
         fields = {(row["scheme"], row["field"]) for row in csv.DictReader(file)}
     assert fields == {
-        ("fox", "levels"), ("grape", "level"), ("grape", "levels"), ("inkling:extent=4", "query_side"), ("pope", "rotate"),
+        ("fox", "levels"), ("grape", "level"), ("grape", "levels"), ("inkling:extent=4", "query_side"),
+        ("pope", "rotate"),
     }  # fmt: skip
 
 

@@ -402,7 +402,7 @@ def test_a_rotary_table_in_half_precision_is_read(kind):
         x for name, x in other.named_parameters() if "embed_positions" in name
     ]:
         table.data.mul_(1.03)
-    with pytest.raises(NotImplementedError, match="more than rounding to torch.bfloat16 explains"):
+    with pytest.raises(NotImplementedError, match=r"more than rounding to torch\.bfloat16 explains"):
         locant.native(other)
 
 
@@ -534,7 +534,10 @@ def test_positions_that_no_scheme_has():
         locant.native(falcon)
     gptj = make("gptj")
     gptj.h[1].attn.embed_positions.mul_(1.001)
-    with pytest.raises(NotImplementedError, match="positions of GPTJModel: its rotary table does not have the angles of rope.*at position"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"positions of GPTJModel: its rotary table does not have the angles of rope.*at position",
+    ):
         locant.native(gptj)
 
 

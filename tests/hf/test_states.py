@@ -135,7 +135,7 @@ def test_what_is_remembered_must_have_a_row_for_every_key():
     q, k, v = (torch.randn(1, 2, 3, 4) for _ in range(3))
     read = scheme.read(torch.randn(1, 5, 4))
     for wrong in (Remembered(read[:, :, :3], read), Remembered(read[:, :, :2], read[:, :, :3]), Remembered(read, None)):
-        with pytest.raises(ValueError, match="needs what it read of the (keys|queries)"):
+        with pytest.raises(ValueError, match=r"needs what it read of the (keys|queries)"):
             locant.attend(q, k, v, scheme, causal=True, x=wrong)
     locant.attend(q, k, v, scheme, causal=True, x=Remembered(read[:, :, :3], read[:, :, :3]))
 

@@ -146,9 +146,7 @@ def _of_sides(scheme: Scheme, terms: Terms, r: Tensor) -> list[Curve]:
         of_pairs = sum(x[0].expand(-1, len(r)) for x in levels)  # the query has one number, every key its own
         added = of_pairs if terms.level is None else terms.level * of_pairs
         shown = r <= 0 if scheme.causal_only else r == r  # for later keys the formula is not meant
-        found.append(
-            Curve(str(scheme), "levels", WHAT["levels"], r[shown].tolist(), added[:, shown].double().tolist())
-        )
+        found.append(Curve(str(scheme), "levels", WHAT["levels"], r[shown].tolist(), added[:, shown].double().tolist()))
     pos = torch.tensor(POSITIONS)
     heat = scheme.sides(_same_tokens(scheme, pos, pos)).temperature
     if heat is not None:

@@ -90,8 +90,8 @@ def _rope(model: str, table: Tensor, head_dim: int) -> Rope:
     places = torch.arange(table.shape[0], device=table.device)
     angle = places[:, None].double() * rope.frequencies(places[:1] + 1).flatten().double()
     ours = torch.cat([angle.sin(), angle.cos()], dim=-1)
-    # The angles of the table were rounded to float32: at position n they may be off by n·2^−23. A model in half precision
-    # has rounded the sines and cosines as well.
+    # The angles of the table were rounded to float32: at position n they may be off by n·2^−23. A model in half
+    # precision has rounded the sines and cosines as well.
     tolerance = 1e-5 + torch.finfo(table.dtype).eps / 2 + places[:, None] * 2.0**-23
     off = (ours - table.double()).abs()
     if bool((off > tolerance).any()):
