@@ -118,6 +118,15 @@ def test_keys_dropped_from_the_middle_of_a_cache_are_noticed(spec, given):
         model(input_ids=ids[:, 7:], past_key_values=evicted(cache, [0, 1, 4, 5, 6]), **how[1])
 
 
+@torch.no_grad()
+def test_a_gap_after_keys_without_positions_warns():
+    model = locant.swap(hf_models.make("llama").eval(), "alibi")
+    ids = tokens()
+    cache = evicted(model(input_ids=ids[:, :7], use_cache=True).past_key_values, [0, 1, 4, 5, 6])
+    with pytest.warns(UserWarning, match=r"5 cached keys had no position_ids.*the next token is at 7"):
+        model(input_ids=ids[:, 7:], past_key_values=cache, position_ids=torch.tensor([[7, 8]]))
+
+
 @pytest.mark.parametrize("spec", ["fox", "alibi"])
 @torch.no_grad()
 def test_a_cache_that_was_cropped_or_reset_goes_on(spec):

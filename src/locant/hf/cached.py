@@ -11,6 +11,7 @@ were dropped in any other way, nothing says which, and the next pass raises Runt
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import Cache
 
 from locant.hf.call import Positions
 from locant.hf.methods import replace_method
+from locant.schemes.base import readable
 
 STORED = "locant_positions"
 """Attribute of a cache: the positions of its keys, [B or 1, keys]; for a static cache [B, places]."""
@@ -42,6 +44,13 @@ def with_cached(cache: Any, ids: Tensor, past: int | Tensor, batch: int) -> Posi
     stored = getattr(cache, STORED, None)
     if stored is None:  # the cached keys had no position_ids: they are 0, 1, 2, …
         stored = torch.arange(past, device=ids.device)[None]
+        if readable(ids) and int(ids.min()) > past:
+            warnings.warn(
+                f"the {past} cached keys had no position_ids, so they are taken to be at 0 … {past - 1}; the next "
+                f"token is at {int(ids.min())}. If keys were dropped from the cache, start with a new one, and pass "
+                f"position_ids from the first token on",
+                stacklevel=2,
+            )
     before = stored
     if before.shape[1] != past:
         raise RuntimeError(dropped(past, before.shape[1]))
