@@ -143,7 +143,8 @@ def _of_sides(scheme: Scheme, terms: Terms, r: Tensor) -> list[Curve]:
     sides = scheme.sides(_same_tokens(scheme, middle, keys))
     levels = [x for x in (sides.query_level, sides.key_level) if x is not None]
     if levels:
-        of_pairs = sum(x[0].expand(-1, len(r)) for x in levels)  # the query has one number, every key its own
+        # the query has one number, every key its own
+        of_pairs = torch.stack([x[0].expand(-1, len(r)) for x in levels]).sum(0)
         added = of_pairs if terms.level is None else terms.level * of_pairs
         shown = r <= 0 if scheme.causal_only else r == r  # for later keys the formula is not meant
         found.append(Curve(str(scheme), "levels", WHAT["levels"], r[shown].tolist(), added[:, shown].double().tolist()))
