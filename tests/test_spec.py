@@ -81,7 +81,7 @@ def test_spaces_and_capitals_do_not_matter():
         ("rope:theta=nan", r"rope: theta must be a finite number > 0, got nan"),
         ("rope:theta=inf", r"rope: theta must be a finite number > 0, got inf"),
         ("kerple:kind=cubic", r"kerple: kind must be one of 'log', 'power', got 'cubic'"),
-        ("t5:buckets=7", r"t5: buckets must be a multiple of 4, got 7"),
+        ("t5:buckets=7", r"t5: buckets must be even, half of them for r > 0; got 7"),
         ("t5:max_distance=4", r"t5: max_distance must be a whole number ≥ 9, got 4"),
         ("tisa2:free=13", r"tisa2: free must be at most n_heads = 12, got 13"),
     ],

@@ -110,6 +110,7 @@ def _read(scheme: Scheme, q: Tensor, k: Tensor, x: States | None) -> tuple[Tenso
             f"d_model]"
         )
     if isinstance(x, Remembered):
+        _check_remembered(scheme, x, q, k)
         return x.queries, x.keys
     of_queries, of_keys = _check_states(scheme, q, k, x)
     if scheme.reads_keys:
@@ -120,6 +121,23 @@ def _read(scheme: Scheme, q: Tensor, k: Tensor, x: States | None) -> tuple[Tenso
         return _checked_read(scheme, of_queries, q), keys
     assert of_queries is not None
     return _checked_read(scheme, of_queries, q), None
+
+
+def _check_remembered(scheme: Scheme, x: Remembered, q: Tensor, k: Tensor) -> None:
+    """ValueError unless what a model remembers has one row for each query and key of the call."""
+    for what, read, length, needed in (
+        ("queries", x.queries, q.shape[2], scheme.reads_queries), ("keys", x.keys, k.shape[2], scheme.reads_keys),
+    ):  # fmt: skip
+        if not needed:
+            continue
+        expected = (q.shape[0], q.shape[1], length, scheme.read_width)
+        got = None if read is None else tuple(read.shape)
+        if got is None or len(got) != 4 or any(size != full for size, full in zip(got, expected, strict=True)):
+            found = "nothing" if got is None else list(got)
+            raise ValueError(
+                f"{scheme} needs what it read of the {what}, {list(expected)} (batch, heads, tokens, read_width); got "
+                f"{found}. A cache of another number of keys must be filled anew"
+            )
 
 
 def _checked_read(scheme: Scheme, x: Tensor, q: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ earlier does not, so a text read backwards has other biases.
 (packed sequences, left padding), they are summed in the order given. Where such positions decrease, they must return to
 the smallest position of the row: a new sequence starts. Anything else raises ValueError, except in compiled code.
 Sequences that share a row need a mask. Tokens that the mask hides from all queries of a call, such as padding, have no
-gate. Keys that are dropped from the middle of a cache take their gates with them.
+gate. Keys that are dropped from the middle of a cache take their gates with them, which would weaken the decay: a
+swapped model notices by the number of keys and raises. `attend` itself sees only the keys that it gets.
 
 **Precision.** The log-gates are float32 or wider and their sums float64. For n tokens the error of c_i − c_j is below
 n² · 2⁻⁵³ · max |ln σ|: with log-gates of −1, 1e-6 after 100,000 tokens in the worst case. For random gates the largest

@@ -65,12 +65,13 @@ def _note(what: str, fixed: bool) -> str:
 
 
 def _panel(title: str, curve: Curve, causal: bool) -> Lines:
-    kept = [at for at, r in enumerate(curve.r) if not causal or r <= 0]
+    by_offset = curve.axis == "offset"
+    kept = [at for at, r in enumerate(curve.r) if not causal or not by_offset or r <= 0]
     heads = len(curve.values)
     return Lines(
         title,
         "",
-        "offset (key − query)",
+        "offset (key − query)" if by_offset else f"{curve.axis} of the query",
         curve.what,
         tuple(
             Series(
