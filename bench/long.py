@@ -19,7 +19,7 @@ from measuring import RESULTS, command_line, minilm, write_csv
 
 import locant
 from locant.adaptation.documents import Sentences, articles
-from locant.adaptation.pooling import Pooling
+from locant.hf.pooling import Pooling
 from locant.adaptation.scores import Stsb
 from locant.experiments.run import quiet
 from locant.runs.text_source import read

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from locant.adaptation.pooling import Pooling
+from locant.hf.pooling import Pooling
 from locant.experiments import workers
 from locant.experiments.comparison import Comparison, check_here
 from locant.experiments.presets import ANSWERS, find_preset

@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from locant.adaptation.batch import Batch
-from locant.adaptation.pooling import Pooling, pooling_of
+from locant.hf.pooling import Pooling, pooling_of
 from locant.adaptation.windows import Tensors
 from locant.analysis.text import special_tokens
 from locant.hf.modes import evaluating

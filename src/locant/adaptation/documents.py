@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from locant.adaptation.pooling import Pooling
+from locant.hf.pooling import Pooling
 from locant.adaptation.sample import SENTENCE
 from locant.analysis.text import special_tokens
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from locant.adaptation import adapting, sample, scores
-from locant.adaptation.pooling import pooling_of
+from locant.hf.pooling import pooling_of
 from locant.cli.terminal import console
 from locant.experiments.run import quiet
 from locant.hf import load

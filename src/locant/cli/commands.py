@@ -16,7 +16,7 @@ from locant.cli.extras import COMPARE, HF, PLOT, Extra
 from locant.cli.parser import Parser
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-"""`locant.adaptation.pooling.MODES`, which cannot be read without torch."""
+"""`locant.hf.pooling.MODES`, which cannot be read without torch."""
 
 
 class Command(NamedTuple):

@@ -15,7 +15,7 @@ import locant
 from locant.adaptation import scores
 from locant.adaptation.agreement import StateAgreement
 from locant.adaptation.distillation import Teacher
-from locant.adaptation.pooling import MODES, Pooling, pooling_of
+from locant.hf.pooling import MODES, Pooling, pooling_of
 from locant.adaptation.windows import Windows
 from locant.cli.commands import POOLING
 from locant.hf.sentence_folder import SentenceFolder, sentence_folder
