@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from locant.adaptation import adapting, sample, scores
-from locant.hf.pooling import pooling_of
 from locant.cli.terminal import console
 from locant.experiments.run import quiet
 from locant.hf import load
+from locant.hf.pooling import pooling_of
 from locant.hf.sentence_folder import sentence_folder
 from locant.report.adaptation import draw_adaptation
 from locant.runs.new_folder import check_writable

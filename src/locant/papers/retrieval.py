@@ -84,8 +84,8 @@ class Retrieval:
 
     def __call__(self, at: Place) -> dict[str, Any]:
         """Returns the mean nDCG@10, that of each query, and the number of meetings."""
-        from locant.hf.pooling import pooling_of
         from locant.analysis.text import special_tokens
+        from locant.hf.pooling import pooling_of
         from locant.hf.sentence_folder import sentence_folder
 
         found = read_meetings(self.data.path(at), self.meetings)

@@ -76,7 +76,7 @@ def test_relevance_is_conserved_with_every_scheme(spec):
     assert not bool(found.position.any())
     for flow in found.layers:
         pairs = flow.relevance.sum()
-        assert float(pairs) == pytest.approx(float((flow.net.sum() + _content(flow))), abs=1e-6)
+        assert float(pairs) == pytest.approx(float(flow.net.sum() + _content(flow)), abs=1e-6)
     assert 0 < found.share < 1
 
 

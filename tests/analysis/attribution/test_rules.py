@@ -18,7 +18,10 @@ def by_rules(function, *inputs):
     with mode:
         value = function(*[leaf.clone() for leaf in leaves])
     gradients = torch.autograd.grad(value, [*leaves, *mode.constants], allow_unused=True)
-    parts = [0.0 if g is None else float((g * x.detach()).sum()) for x, g in zip([*leaves, *mode.constants], gradients, strict=True)]
+    parts = [
+        0.0 if g is None else float((g * x.detach()).sum())
+        for x, g in zip([*leaves, *mode.constants], gradients, strict=True)
+    ]
     return float(value.detach()), parts[: len(leaves)], sum(parts[len(leaves) :])
 
 
@@ -111,7 +114,7 @@ def test_a_module_over_all_entries_is_not_an_activation():
 
 
 class Oracle:
-    """A Llama of one layer, forward, with constants of the true run and one token alone. No gradients, no code of src."""
+    """A Llama of one layer, run forward with the constants of the true run and one token alone: no gradients."""
 
     def __init__(self, model, ids):
         self.model, self.layer = model, model.layers[0]
@@ -212,6 +215,8 @@ def test_a_bias_of_zero_carries_nothing():
         if name.endswith("amplitude"):
             parameter.zero_()
     ids = torch.randint(3, 60, (1, 6), generator=torch.Generator().manual_seed(0))
-    found = attribute(model, ids, output=lambda out: out.last_hidden_state[0, 2].sum() * 3 + out.last_hidden_state[0, 1, 0])
+    found = attribute(
+        model, ids, output=lambda out: out.last_hidden_state[0, 2].sum() * 3 + out.last_hidden_state[0, 1, 0]
+    )
     assert found.share == pytest.approx(0.0, abs=1e-6)
     assert found.half() is None or max(found.by_offset()[2]) < 1e-6

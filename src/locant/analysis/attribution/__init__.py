@@ -226,5 +226,3 @@ def _pairs(parts: list[Tensor], vectors: list[Tensor]) -> Tensor:
         rest = vector.double().cpu() - part.sum(0)
         whole.append(torch.cat([part, rest[None]]))
     return whole[0] @ whole[1].mT
-
-

@@ -187,7 +187,7 @@ def explained(run: Run, value: Tensor, lengths: list[int]) -> Explained:
 
 
 def _add_rows(position: Tensor, mine: Tensor, lengths: list[int], offsets: list[int], at: int) -> None:
-    """Adds the relevance of a position table, one row per token of a text; `at` counts tables: encoder, then decoder."""
+    """Adds the relevance of a position table, one row per token. `at` counts tables: encoder, then decoder."""
     rows = mine.sum(-1).reshape(-1)
     which = min(at, len(lengths) - 1)
     if rows.numel() != lengths[which]:

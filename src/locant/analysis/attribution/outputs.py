@@ -33,7 +33,9 @@ def choose(found: Any, wanted: Wanted, at: int | None, ids: Tensor, model: Any, 
             f"of two texts, or pass output=, a function from the model's output to one number"
         )
     if isinstance(wanted, tuple):
-        raise ValueError(f"a span needs a model that answers questions; {type(model).__name__} has logits: pass a number")
+        raise ValueError(
+            f"a span needs a model that answers questions; {type(model).__name__} has logits: pass a number"
+        )
     if logits.ndim == 2:
         return _class(logits, wanted, at, model)
     return _token(logits, wanted, at, ids, model, tokenizer)

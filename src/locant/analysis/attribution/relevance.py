@@ -51,7 +51,9 @@ class Attribution:
     @property
     def parts(self) -> dict[str, float]:
         """How relevance passes through position: by kind, Σ |P_ij| over all layers and heads; |T| for a table."""
-        found = {kind: sum(float(flow.kinds[kind].sum()) for flow in self.layers if kind in flow.kinds) for kind in KINDS}
+        found = {
+            kind: sum(float(flow.kinds[kind].sum()) for flow in self.layers if kind in flow.kinds) for kind in KINDS
+        }
         return {
             name: size for name, size in {TABLE: float(self.position.abs().sum()), **found}.items() if size > 0
         }  # fmt: skip

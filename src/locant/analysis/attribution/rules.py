@@ -32,53 +32,59 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-LINEAR = frozenset(
-    """
-    __get__ __getitem__ alias amax amin as_strided atleast_1d atleast_2d bfloat16 broadcast_to chunk clone column_stack
-    constant_pad_nd contiguous cpu cumsum cuda diagonal diff double expand expand_as flatten flip float fold gather half
-    index_select masked_select max mean min moveaxis movedim mT narrow neg __neg__ nan_to_num pad permute positive ravel
-    repeat repeat_interleave requires_grad_ reshape reshape_as roll select select_scatter split split_with_sizes squeeze
-    squeeze_ sum swapaxes swapdims t take take_along_dim tensor_split tile to topk transpose transpose_ tril triu type
-    type_as unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze unsqueeze_ view view_as zero_ set_ sort
-    """.split()
-)
+LINEAR = frozenset({
+    "__get__", "__getitem__", "alias", "amax", "amin", "as_strided", "atleast_1d", "atleast_2d", "bfloat16",
+    "broadcast_to", "chunk", "clone", "column_stack", "constant_pad_nd", "contiguous", "cpu", "cumsum", "cuda",
+    "diagonal", "diff", "double", "expand", "expand_as", "flatten", "flip", "float", "fold", "gather", "half",
+    "index_select", "masked_select", "max", "mean", "min", "moveaxis", "movedim", "mT", "narrow", "neg", "__neg__",
+    "nan_to_num", "pad", "permute", "positive", "ravel", "repeat", "repeat_interleave", "requires_grad_", "reshape",
+    "reshape_as", "roll", "select", "select_scatter", "split", "split_with_sizes", "squeeze", "squeeze_", "sum",
+    "swapaxes", "swapdims", "t", "take", "take_along_dim", "tensor_split", "tile", "to", "topk", "transpose",
+    "transpose_", "tril", "triu", "type", "type_as", "unbind", "unflatten", "unfold", "unsafe_chunk",
+    "unsafe_split", "unsqueeze", "unsqueeze_", "view", "view_as", "zero_", "set_", "sort",
+})  # fmt: skip
 """Functions that are linear in the signal, or choose among its entries."""
-SUMS = frozenset(
-    """
-    add add_ __add__ __radd__ __iadd__ sub sub_ __sub__ __rsub__ __isub__ rsub subtract where masked_fill masked_fill_
-    cat concat concatenate stack hstack vstack dstack copy_ __setitem__ index_add index_add_ index_copy index_copy_
-    index_put index_put_ scatter scatter_ scatter_add scatter_add_ slice_scatter lerp masked_scatter masked_scatter_
-    fill_ index_fill index_fill_
-    """.split()
-)
+SUMS = frozenset({
+    "add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__", "__isub__", "rsub",
+    "subtract", "where", "masked_fill", "masked_fill_", "cat", "concat", "concatenate", "stack", "hstack", "vstack",
+    "dstack", "copy_", "__setitem__", "index_add", "index_add_", "index_copy", "index_copy_", "index_put",
+    "index_put_", "scatter", "scatter_", "scatter_add", "scatter_add_", "slice_scatter", "lerp", "masked_scatter",
+    "masked_scatter_", "fill_", "index_fill", "index_fill_",
+})  # fmt: skip
 """Functions that put signals and constants together."""
-PRODUCTS = frozenset(
-    """
-    mul mul_ __mul__ __rmul__ __imul__ multiply matmul __matmul__ __rmatmul__ bmm mm mv dot inner outer einsum
-    tensordot _grouped_mm grouped_mm
-    """.split()
-)
-WITH_ADDEND = frozenset({"addmm", "addbmm", "baddbmm", "addmv", "addcmul"})
+PRODUCTS = frozenset({
+    "mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply", "matmul", "__matmul__", "__rmatmul__", "bmm",
+    "mm", "mv", "dot", "inner", "outer", "einsum", "tensordot", "_grouped_mm", "grouped_mm",
+})  # fmt: skip
+WITH_ADDEND = frozenset({
+    "addmm", "addbmm", "baddbmm", "addmv", "addcmul",
+})  # fmt: skip
 """Functions whose first argument is added to a product of the next two."""
-LAYERS = frozenset({"linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "bilinear"})
+LAYERS = frozenset({
+    "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "bilinear",
+})  # fmt: skip
 """Functions of input, weight and bias."""
-QUOTIENTS = frozenset({"div", "div_", "__truediv__", "__rtruediv__", "__itruediv__", "divide", "true_divide"})
-HELD = frozenset(
-    """
-    softmax log_softmax _softmax sigmoid sigmoid_ logsigmoid exp exp2 expm1 softplus rsqrt sqrt sqrt_ rsqrt_ reciprocal
-    norm linalg_norm linalg_vector_norm vector_norm var std var_mean std_mean log log2 logsumexp sign heaviside
-    __rpow__ rpow __rdiv__ detach softmin cumprod prod round floor ceil
-    """.split()
-)
-ELEMENTWISE = frozenset(
-    """
-    gelu silu relu relu_ tanh tanh_ leaky_relu leaky_relu_ elu celu selu mish hardswish hardtanh relu6 clamp clamp_
-    clip clamp_min clamp_max abs __abs__ square softsign erf sin cos atan asinh log1p prelu rrelu threshold hardshrink
-    softshrink tanhshrink
-    """.split()
-)
-POWERS = frozenset({"pow", "pow_", "__pow__", "__ipow__"})
-DROPPED = frozenset({"dropout", "dropout1d", "dropout2d", "alpha_dropout", "feature_dropout"})
+QUOTIENTS = frozenset({
+    "div", "div_", "__truediv__", "__rtruediv__", "__itruediv__", "divide", "true_divide",
+})  # fmt: skip
+HELD = frozenset({
+    "softmax", "log_softmax", "_softmax", "sigmoid", "sigmoid_", "logsigmoid", "exp", "exp2", "expm1", "softplus",
+    "rsqrt", "sqrt", "sqrt_", "rsqrt_", "reciprocal", "norm", "linalg_norm", "linalg_vector_norm", "vector_norm",
+    "var", "std", "var_mean", "std_mean", "log", "log2", "logsumexp", "sign", "heaviside", "__rpow__", "rpow",
+    "__rdiv__", "detach", "softmin", "cumprod", "prod", "round", "floor", "ceil",
+})  # fmt: skip
+ELEMENTWISE = frozenset({
+    "gelu", "silu", "relu", "relu_", "tanh", "tanh_", "leaky_relu", "leaky_relu_", "elu", "celu", "selu", "mish",
+    "hardswish", "hardtanh", "relu6", "clamp", "clamp_", "clip", "clamp_min", "clamp_max", "abs", "__abs__",
+    "square", "softsign", "erf", "sin", "cos", "atan", "asinh", "log1p", "prelu", "rrelu", "threshold",
+    "hardshrink", "softshrink", "tanhshrink",
+})  # fmt: skip
+POWERS = frozenset({
+    "pow", "pow_", "__pow__", "__ipow__",
+})  # fmt: skip
+DROPPED = frozenset({
+    "dropout", "dropout1d", "dropout2d", "alpha_dropout", "feature_dropout",
+})  # fmt: skip
 
 Leaf = Callable[[Tensor], Tensor]
 
