@@ -176,7 +176,8 @@ def hooked_before(model):
          {"kind": "bert", "auto": AutoModelForSequenceClassification, "at": 0}),
         (r"output must be from -6 to 5: the model has 6 tokens; got 6",
          {"kind": "bert", "auto": AutoModelForQuestionAnswering, "output": (2, 6)}),
-        (r"a span ends at or after its start", {"kind": "bert", "auto": AutoModelForQuestionAnswering, "output": (3, 2)}),
+        (r"a span ends at or after its start",
+         {"kind": "bert", "auto": AutoModelForQuestionAnswering, "output": (3, 2)}),
         (r"pass output=\(start, end\)", {"kind": "bert", "auto": AutoModelForQuestionAnswering, "output": 1}),
     ],
 )  # fmt: skip

@@ -104,8 +104,8 @@ class Recorded:
             position, kinds["value"] = position + by_value, by_value.abs().sum((1, 2))
         whole = content + position
         parts = (whole, whole.abs(), content.abs(), position.abs(), position)
-        sums = [_by_offset(part, column, len(offsets)) for part in parts]
-        return Flow(self.name, offsets, *sums, kinds=kinds)
+        relevance, gross, of_content, of_position, net = (_by_offset(part, column, len(offsets)) for part in parts)
+        return Flow(self.name, offsets, relevance, gross, of_content, of_position, net, kinds)
 
     def _columns(self) -> Tensor:
         request = self.request
