@@ -10,7 +10,7 @@ import torch
 import locant
 from locant.adaptation import scores
 from locant.adaptation.hidden_facts import needles, passkeys
-from locant.adaptation.pooling import Pooling
+from locant.hf.pooling import Pooling
 from locant.adaptation.retrieval import (
     Averaged,
     BestPiece,

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from locant.adaptation.batch import padded, to_device
-from locant.adaptation.pooling import Pooling
+from locant.hf.pooling import Pooling
 from locant.adaptation.sample import longest
 from locant.analysis.text import special_tokens
 from locant.hf.modes import evaluating

@@ -23,9 +23,9 @@ from transformers import PreTrainedModel
 from locant.adaptation.agreement import TokenAgreement, agreement_for, predicts_tokens
 from locant.adaptation.batch import padded, to_device
 from locant.adaptation.documents import Sentences, articles
-from locant.adaptation.pooling import Pooling
 from locant.adaptation.retrieval import Averaged, BestPiece, Reader, Reading, Whole, evaluate, read_collection
 from locant.adaptation.sample import Sampler, is_causal, longest, pieces
+from locant.hf.pooling import Pooling
 from locant.runs.glue_files import read_dev
 from locant.runs.text_source import read
 

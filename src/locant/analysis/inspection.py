@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from locant.analysis import behaviour, curve, distance, invariance, probe, text, variance
+from locant.analysis import attribution, behaviour, curve, distance, invariance, probe, text, variance
 from locant.hf.encoder import encoder_of
 from locant.hf.facts import has_decoder, is_causal, limits
 from locant.hf.plan import plan_of
@@ -64,6 +64,7 @@ class Inspection:
     shuffle: behaviour.Shuffle | None = None
     lengths: list[behaviour.Length] = field(default_factory=list)
     shares: list[behaviour.Share] = field(default_factory=list)
+    explained: attribution.Attribution | attribution.Similarity | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     def note(self, what: str | Exception, of: str = "") -> None:
@@ -99,17 +100,39 @@ class Tokens:
         return text.sequences(self.tokenizer, self.text, count=count, length=length)
 
 
+@dataclass(frozen=True)
+class Explain:
+    """What to explain: the output for one text, or the similarity of two."""
+
+    texts: tuple[str, ...]
+    pooling: attribution.Pool | None = None
+
+    def run(self, model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
+        """The stage of an inspection."""
+        if len(self.texts) == 2:
+            first, second = self.texts
+            found.explained = attribution.similarity(
+                model, first, second, tokenizer=tokens.tokenizer, pooling=self.pooling
+            )
+            return
+        if model is model.base_model:
+            raise ValueError(
+                f"{type(model).__name__} has no logits to explain. Give two texts to explain their similarity"
+            )
+        found.explained = attribution.attribute(model, self.texts[0], tokenizer=tokens.tokenizer)
+
+
 Stage = Callable[[PreTrainedModel, Tokens, Inspection], None]
 """Measures one thing and writes it into the inspection."""
 
 
 def inspect(
-    model: PreTrainedModel, tokens: Tokens, name: str, *, of: int | None = None
+    model: PreTrainedModel, tokens: Tokens, name: str, *, of: int | None = None, explain: Explain | None = None
 ) -> Iterator[tuple[str, Inspection]]:
     """Runs the stages one by one. Before each it yields the name of the stage and the results so far.
 
     If the model is only the first layers of a larger one, `of` is the number of layers of that one. Stages that need
-    all layers are then left out.
+    all layers are then left out. With `explain`, a last stage explains an output of the model.
     """
     found = Inspection(name, _facts(model, tokens))
     try:
@@ -132,7 +155,8 @@ def inspect(
             f"There is not enough memory for this model. The page covers {found.facts['layers']} layers; stages that "
             f"need all of them are left out ({left_out})."
         )
-    for stage, run in STAGES.items():
+    stages = STAGES if explain is None else {**STAGES, EXPLANATION: explain.run}
+    for stage, run in stages.items():
         if of is not None and stage not in OF_THE_FIRST_LAYERS:
             continue
         yield stage, found
@@ -277,6 +301,9 @@ STAGES: dict[str, Stage] = {
     "probes": _probe,
 }
 
+
+EXPLANATION = "explanation"
+"""The stage of `Explain`."""
 
 OF_THE_WHOLE = ("translation invariance", "curves of the scheme")
 """Stages that read parameters, of a decoder too; the others run a text through the encoder."""

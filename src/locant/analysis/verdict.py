@@ -11,6 +11,7 @@ import math
 
 from torch import Tensor
 
+from locant.analysis.attribution import Similarity
 from locant.analysis.behaviour import Shift, Shuffle
 from locant.analysis.distance import Head
 from locant.analysis.inspection import Inspection
@@ -30,6 +31,7 @@ ROUNDING = 1e-3
 def verdict(found: Inspection) -> list[str]:
     """Returns the findings on one model, a sentence each; parts that could not be measured have none."""
     return [
+        *_on_explanation(found),
         *([f"Its positions: {found.facts['positions']}."] if "positions" in found.facts else []),
         *_on_table(found),
         *_on_attention(found.invariances),
@@ -38,6 +40,13 @@ def verdict(found: Inspection) -> list[str]:
         *([] if found.shuffle is None else [_on_word_order(found.shuffle)]),
         *_on_shifts([row for row in found.shifts if math.isfinite(row.relative)], found.invariances),
     ]
+
+
+def _on_explanation(found: Inspection) -> list[str]:
+    if found.explained is None:
+        return []
+    one = found.explained.first if isinstance(found.explained, Similarity) else found.explained
+    return one.sentences()
 
 
 def _on_table(found: Inspection) -> list[str]:

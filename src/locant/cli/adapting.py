@@ -13,11 +13,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from locant.adaptation import adapting, sample, scores
-from locant.adaptation.pooling import pooling_of
 from locant.adaptation.result import READING_HEAD, reading_cells
 from locant.cli.terminal import console
 from locant.experiments.run import quiet
 from locant.hf import load
+from locant.hf.pooling import pooling_of
 from locant.hf.sentence_folder import sentence_folder
 from locant.report.adaptation import draw_adaptation
 from locant.runs.new_folder import check_writable

@@ -16,7 +16,7 @@ from locant.cli.extras import COMPARE, HF, PLOT, Extra
 from locant.cli.parser import Parser
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-"""`locant.adaptation.pooling.MODES`, which cannot be read without torch."""
+"""`locant.hf.pooling.MODES`, which cannot be read without torch."""
 
 EXPORTS = ("auto", "original", "mpnet", "smollm3", "jinabert", "torch", "onnx")
 """`locant.exporting.exporting.TARGETS`, which cannot be read without torch."""
@@ -63,6 +63,9 @@ def _inspect(parser: Parser) -> None:
     parser.option("--text", type=Path, metavar="FILE", help="Text that the model reads. Default: Python's own manual.")
     _file(parser, "The page; its tables are written beside it as csv.", default=Path("report.html"))
     parser.option("--compare", metavar="MODEL", help="Another model or table, shown side by side.")
+    parser.option("--explain", action="append", metavar="TEXT",
+                  help="A text whose output is explained: which tokens, offsets and positions make it. Give it twice "
+                  "for a model of sentences: why are the two texts similar?")  # fmt: skip
     parser.option("--heads", type=values.at_least(1), metavar="N",
                   help="For a table: attention heads of its model. With it, the page has the heads of the first layer "
                   "if the file has their weights.")  # fmt: skip

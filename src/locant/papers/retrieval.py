@@ -34,8 +34,8 @@ class Retrieval:
 
     def __call__(self, at: Place) -> dict[str, Any]:
         """Returns the mean nDCG@10, that of each query, and the number of meetings."""
-        from locant.adaptation.pooling import pooling_of
         from locant.adaptation.retrieval import Averaged, Reader, evaluate, read_collection
+        from locant.hf.pooling import pooling_of
         from locant.hf.sentence_folder import sentence_folder
 
         found = read_collection(self.data.path(at), self.meetings)

@@ -12,10 +12,12 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from locant import imports as own
 from locant.analysis import inspection
-from locant.analysis.inspection import Inspection
+from locant.analysis.inspection import Explain, Inspection
 from locant.analysis.table_inspection import inspect_tables
 from locant.analysis.text import default_text, usable
 from locant.hf import bare_tables, checkpoint, load, memory
+from locant.hf.pooling import pooling_of
+from locant.hf.sentence_folder import sentence_folder
 from locant.report.figures import Cell
 from locant.report.inspection import inspection_page
 from locant.report.page import Report
@@ -64,6 +66,7 @@ def inspect(
     *,
     text: str | Path | None = None,
     compare: str | Path | PreTrainedModel | None = None,
+    explain: str | Sequence[str] = (),
     heads: int | None = None,
     tokenizer: Any = None,
     imports: str | Path | Sequence[str | Path] = (),
@@ -74,6 +77,8 @@ def inspect(
     model      a model, the folder or hub name of one, or a position table in a file of weights: `FILE::KEY`.
     text       what the model reads: a string, or a pathlib.Path of a file. By default Python's own manual.
     compare    another model or table, shown side by side.
+    explain    a text: why does the model give the output that it gives? Two texts for a model of sentences: why are
+               their embeddings similar? The page gets a section with the relevance of tokens, offsets and positions.
     heads      for a position table: attention heads of its model.
     tokenizer  of a model that was passed as an object; without one it reads random tokens.
     imports    files or modules with the schemes of the model, if they are not of locant.
@@ -85,7 +90,9 @@ def inspect(
     words = _read(text) if isinstance(text, Path) else text  # errors that would end minutes of work come first
     wanted = [model] if compare is None else [model, compare]
     bare = [None if isinstance(each, PreTrainedModel) else _tables(str(each)) for each in wanted]
+    texts = (explain,) if isinstance(explain, str) else tuple(explain)
     _check_arguments(bare, words, heads)
+    _check_texts(bare, texts)
     for each, its in zip(wanted, bare, strict=True):
         if its is None and not isinstance(each, PreTrainedModel):
             check_model(str(each))
@@ -93,11 +100,11 @@ def inspect(
     for each, its in zip(wanted, bare, strict=True):
         if isinstance(each, PreTrainedModel):
             name = each.name_or_path or type(each).__name__
-            found.append(_stages(each, tokenizer, words, _label(name), None, on_stage))
+            found.append(_stages(each, tokenizer, words, _label(name), None, on_stage, Explain(texts)))
         elif its is not None:
             found.append(inspect_tables(its, _label(str(each)), heads=heads))
         else:
-            found.append(_opened(str(each), words, on_stage))
+            found.append(_opened(str(each), words, on_stage, texts))
     return InspectionResult(found)
 
 
@@ -113,6 +120,14 @@ def _check_arguments(bare: list[Any], words: str | None, heads: int | None) -> N
         raise ValueError(
             "the number of heads is for position tables; a model has its number of heads in its config.json"
         )
+
+
+def _check_texts(bare: list[Any], texts: tuple[str, ...]) -> None:
+    """Raises a ValueError unless there are texts that can be explained, or none."""
+    if texts and any(bare):
+        raise ValueError("a position table has no output to explain; leave out the text to explain")
+    if len(texts) > 2 or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError(f"explain takes one text, or two whose embeddings are compared; got {list(texts)!r}")
 
 
 def _read(path: Path) -> str:
@@ -133,7 +148,7 @@ def check_model(name: str) -> None:
         ) from None
 
 
-def _opened(name: str, words: str | None, on_stage: OnStage) -> Inspection:
+def _opened(name: str, words: str | None, on_stage: OnStage, texts: tuple[str, ...]) -> Inspection:
     """Opens a model, or as many of its layers as fit into memory, and runs all stages."""
     part = memory.part_that_fits(name)
     loaded = load(name, layers=None if part is None else part.layers)
@@ -143,12 +158,15 @@ def _opened(name: str, words: str | None, on_stage: OnStage) -> Inspection:
         tokenizer = None
     if words is not None and (tokenizer is None or not usable(tokenizer)):
         raise ValueError(f"{name} has no tokenizer to read the text with; leave out the text to use random tokens")
-    return _stages(loaded, tokenizer, words, _label(name), None if part is None else part.of, on_stage)
+    pooling = pooling_of(sentence_folder(name)) if len(texts) == 2 else None
+    of = None if part is None else part.of
+    return _stages(loaded, tokenizer, words, _label(name), of, on_stage, Explain(texts, pooling))
 
 
 def _stages(
-    model: PreTrainedModel, tokenizer: Any, words: str | None, label: str, of: int | None, on_stage: OnStage
-) -> Inspection:
+    model: PreTrainedModel, tokenizer: Any, words: str | None, label: str, of: int | None, on_stage: OnStage,
+    explain: Explain,
+) -> Inspection:  # fmt: skip
     embeddings: Any = model.get_input_embeddings()
     if not hasattr(embeddings, "weight"):
         raise ValueError(f"{type(model).__name__} does not read tokens; inspect is for models of text")
@@ -156,9 +174,13 @@ def _stages(
         tokenizer = None
     if words is not None and tokenizer is None:
         raise ValueError(f"{label} needs a tokenizer to read the text with; pass tokenizer, or leave out the text")
+    if explain.texts and tokenizer is None:
+        raise ValueError(f"{label} needs a tokenizer to read the text to explain; pass tokenizer, or leave out explain")
     tokens = inspection.Tokens(tokenizer, default_text() if words is None else words, embeddings.weight.shape[0])
-    for number, (stage, so_far) in enumerate(inspection.inspect(model, tokens, label, of=of)):
-        on_stage(label, stage, number, len(inspection.STAGES))
+    wanted = explain if explain.texts else None
+    total = len(inspection.STAGES) + bool(explain.texts)
+    for number, (stage, so_far) in enumerate(inspection.inspect(model, tokens, label, of=of, explain=wanted)):
+        on_stage(label, stage, number, total)
         found = so_far
     return found
 
