@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from locant.analysis import behaviour, curve, distance, invariance, probe, text, variance
+from locant.analysis.places import place_of
 from locant.hf.encoder import encoder_of
 from locant.hf.facts import has_decoder, is_causal, limits
 from locant.hf.plan import plan_of
@@ -179,7 +180,7 @@ def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
         for number, scheme in enumerate(stack.layers or [], 1):
             same.setdefault(id(scheme) if list(scheme.parameters()) else str(scheme), []).append(number)
         for numbers in same.values():
-            scheme, where = stack.layers[numbers[0] - 1], _where(name, numbers)
+            scheme, where = stack.layers[numbers[0] - 1], place_of(name, numbers)
             found.curves += [(where, line) for line in curve.curves(scheme, 50)]
             found.kernels += [(where, each) for each in curve.kernels(scheme, 50)]
             found.banks += [(where, each) for each in curve.banks(scheme, BANK)]
@@ -187,13 +188,6 @@ def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
                 vectors = scheme.terms(torch.arange(-50, 51)).query
             if vectors is not None:
                 found.vectors.append((where, vectors[0].float()))
-
-
-def _where(stack: str, layers: list[int]) -> str:
-    """ "layer 2", "decoder, layers 1–6", "layers 1, 3, 5" """
-    run = layers == list(range(layers[0], layers[-1] + 1))
-    spelt = f"{layers[0]}–{layers[-1]}" if run and len(layers) > 1 else ", ".join(map(str, layers))
-    return f"{stack}{', ' if stack else ''}layer{'s' if len(layers) > 1 else ''} {spelt}"
 
 
 def _distance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
