@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from locant.analysis import behaviour, curve, distance, invariance, probe, text, variance
+from locant.analysis.certainty import Certainty, certainty
 from locant.analysis.places import place_of
 from locant.hf.encoder import encoder_of
 from locant.hf.facts import has_decoder, is_causal, limits
@@ -31,6 +32,8 @@ PROBE_STEPS, PROBE_TESTS = 100, 4
 """Batches that probes are trained on, and tested on."""
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 """Input lengths of the stage "behaviour", up to the number of positions of the model."""
+CERTAINTY_LENGTH, CERTAINTY_SEQUENCES = 64, 48
+"""Tokens of a sequence, and sequences, that the certainty of curves is measured on."""
 BANK = 1024
 """Offsets on either side for which the curves that tokens mix are kept."""
 GRAM = 128
@@ -65,6 +68,7 @@ class Inspection:
     shuffle: behaviour.Shuffle | None = None
     lengths: list[behaviour.Length] = field(default_factory=list)
     shares: list[behaviour.Share] = field(default_factory=list)
+    certainty: Certainty | None = None  # intervals of the curves
     seconds: dict[str, float] = field(default_factory=dict)
 
     def note(self, what: str | Exception, of: str = "") -> None:
@@ -105,12 +109,12 @@ Stage = Callable[[PreTrainedModel, Tokens, Inspection], None]
 
 
 def inspect(
-    model: PreTrainedModel, tokens: Tokens, name: str, *, of: int | None = None
+    model: PreTrainedModel, tokens: Tokens, name: str, *, of: int | None = None, certain: bool = False
 ) -> Iterator[tuple[str, Inspection]]:
     """Runs the stages one by one. Before each it yields the name of the stage and the results so far.
 
     If the model is only the first layers of a larger one, `of` is the number of layers of that one. Stages that need
-    all layers are then left out.
+    all layers are then left out. With `certain`, the last stage computes intervals of the learned curves.
     """
     found = Inspection(name, _facts(model, tokens))
     try:
@@ -133,7 +137,7 @@ def inspect(
             f"There is not enough memory for this model. The page covers {found.facts['layers']} layers; stages that "
             f"need all of them are left out ({left_out})."
         )
-    for stage, run in STAGES.items():
+    for stage, run in stages(certain=certain).items():
         if of is not None and stage not in OF_THE_FIRST_LAYERS:
             continue
         yield stage, found
@@ -236,6 +240,11 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
             found.note(f"this model does not accept a mask of all pairs of tokens ({problem})", "bidirectional twin")
 
 
+def _certainty(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
+    ids = tokens.take(CERTAINTY_SEQUENCES, _limit(model, CERTAINTY_LENGTH))
+    found.certainty = certainty(model, ids, tokenizer=tokens.tokenizer)
+
+
 def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     length = _limit(model, LENGTH)
     ids = tokens.take(8, length)
@@ -270,6 +279,13 @@ STAGES: dict[str, Stage] = {
     "behaviour": _behaviour,
     "probes": _probe,
 }
+
+CERTAINTY = "certainty of the curves"
+
+
+def stages(*, certain: bool) -> dict[str, Stage]:
+    """Returns the stages of an inspection, in order."""
+    return {**STAGES, CERTAINTY: _certainty} if certain else STAGES
 
 
 OF_THE_WHOLE = ("translation invariance", "curves of the scheme")

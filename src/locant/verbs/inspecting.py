@@ -66,6 +66,7 @@ def inspect(
     compare: str | Path | PreTrainedModel | None = None,
     heads: int | None = None,
     tokenizer: Any = None,
+    certainty: bool = False,
     imports: str | Path | Sequence[str | Path] = (),
     on_stage: OnStage = lambda model, stage, number, total: None,
 ) -> InspectionResult:
@@ -76,6 +77,8 @@ def inspect(
     compare    another model or table, shown side by side.
     heads      for a position table: attention heads of its model.
     tokenizer  of a model that was passed as an object; without one it reads random tokens.
+    certainty  whether to compute 95 % intervals of the learned curves too. The text should be one that the model was
+               not trained on.
     imports    files or modules with the schemes of the model, if they are not of locant.
     on_stage   called before each stage with the name of the model, the stage, its number and the number of stages.
 
@@ -85,7 +88,7 @@ def inspect(
     words = _read(text) if isinstance(text, Path) else text  # errors that would end minutes of work come first
     wanted = [model] if compare is None else [model, compare]
     bare = [None if isinstance(each, PreTrainedModel) else _tables(str(each)) for each in wanted]
-    _check_arguments(bare, words, heads)
+    _check_arguments(bare, words, heads, certainty=certainty)
     for each, its in zip(wanted, bare, strict=True):
         if its is None and not isinstance(each, PreTrainedModel):
             check_model(str(each))
@@ -93,11 +96,11 @@ def inspect(
     for each, its in zip(wanted, bare, strict=True):
         if isinstance(each, PreTrainedModel):
             name = each.name_or_path or type(each).__name__
-            found.append(_stages(each, tokenizer, words, _label(name), None, on_stage))
+            found.append(_stages(each, tokenizer, words, _label(name), None, on_stage, certain=certainty))
         elif its is not None:
             found.append(inspect_tables(its, _label(str(each)), heads=heads))
         else:
-            found.append(_opened(str(each), words, on_stage))
+            found.append(_opened(str(each), words, on_stage, certain=certainty))
     return InspectionResult(found)
 
 
@@ -105,10 +108,14 @@ def _tables(name: str) -> Any:
     return bare_tables.bare_tables(name, of_one_model=True) if bare_tables.is_bare(name) else None
 
 
-def _check_arguments(bare: list[Any], words: str | None, heads: int | None) -> None:
+def _check_arguments(bare: list[Any], words: str | None, heads: int | None, *, certainty: bool) -> None:
     """Raises a ValueError for an argument that neither model nor table uses."""
     if words is not None and None not in bare:
         raise ValueError("a position table reads no text; leave out the text")
+    if certainty and None not in bare:
+        raise ValueError(
+            "a position table reads no text, by which its certainty could be measured; leave out certainty"
+        )
     if heads is not None and not any(bare):
         raise ValueError(
             "the number of heads is for position tables; a model has its number of heads in its config.json"
@@ -133,7 +140,7 @@ def check_model(name: str) -> None:
         ) from None
 
 
-def _opened(name: str, words: str | None, on_stage: OnStage) -> Inspection:
+def _opened(name: str, words: str | None, on_stage: OnStage, *, certain: bool) -> Inspection:
     """Opens a model, or as many of its layers as fit into memory, and runs all stages."""
     part = memory.part_that_fits(name)
     loaded = load(name, layers=None if part is None else part.layers)
@@ -143,12 +150,14 @@ def _opened(name: str, words: str | None, on_stage: OnStage) -> Inspection:
         tokenizer = None
     if words is not None and (tokenizer is None or not usable(tokenizer)):
         raise ValueError(f"{name} has no tokenizer to read the text with; leave out the text to use random tokens")
-    return _stages(loaded, tokenizer, words, _label(name), None if part is None else part.of, on_stage)
+    of = None if part is None else part.of
+    return _stages(loaded, tokenizer, words, _label(name), of, on_stage, certain=certain)
 
 
 def _stages(
-    model: PreTrainedModel, tokenizer: Any, words: str | None, label: str, of: int | None, on_stage: OnStage
-) -> Inspection:
+    model: PreTrainedModel, tokenizer: Any, words: str | None, label: str, of: int | None, on_stage: OnStage, *,
+    certain: bool,
+) -> Inspection:  # fmt: skip
     embeddings: Any = model.get_input_embeddings()
     if not hasattr(embeddings, "weight"):
         raise ValueError(f"{type(model).__name__} does not read tokens; inspect is for models of text")
@@ -157,8 +166,8 @@ def _stages(
     if words is not None and tokenizer is None:
         raise ValueError(f"{label} needs a tokenizer to read the text with; pass tokenizer, or leave out the text")
     tokens = inspection.Tokens(tokenizer, default_text() if words is None else words, embeddings.weight.shape[0])
-    for number, (stage, so_far) in enumerate(inspection.inspect(model, tokens, label, of=of)):
-        on_stage(label, stage, number, len(inspection.STAGES))
+    for number, (stage, so_far) in enumerate(inspection.inspect(model, tokens, label, of=of, certain=certain)):
+        on_stage(label, stage, number, len(inspection.stages(certain=certain)))
         found = so_far
     return found
 

@@ -8,12 +8,13 @@ H   curvature of the loss at the learned parameters: the Fisher information, or 
 T   noise scale of a loss that is no log-likelihood (scores.py); 1 for one that is
 α   damping, by which the evidence is largest (posterior.py); s is the characteristic scale of each parameter
 
-likelihood   p(text | θ)                                                  posterior of                       T
-tokens       Π_t p_θ(x_t | context)                    (tokens.py)        the ordinary one                   1
-attention    Π_i (a key drawn with the weights p_i)    (attention.py)     generalized Bayes: the loss of     estimated
-                                                                          `locant.fit`                       with `original`
-vectors      Π_s N(u°_s; u_s(θ), σ² I)                 (vectors.py)       generalized Bayes: the distance    estimated
-                                                                          of sentence vectors
+likelihood   p(text | θ)                                                 T
+tokens       Π_t p_θ(x_t | context)                    (tokens.py)       1: the ordinary posterior
+attention    Π_i w_ij(θ), keys j drawn with p_i        (attention.py)    estimated with `original`, otherwise 1
+vectors      Π_s N(u°_s; u_s(θ), σ² I)                 (vectors.py)      estimated
+
+The last two are losses that are minimized, by `locant.fit` and `locant.adapt`, rather than log-likelihoods. Their
+posterior is that of generalized Bayes: T is chosen so that its width is that of the differences between texts.
 
 Parameters outside the scheme are held constant, and so are the schemes of other layers: intervals are conditional on
 them. `certainty` measures all schemes of a model; bands.py turns posteriors into intervals of curves, kernels and

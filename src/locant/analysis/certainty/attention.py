@@ -72,5 +72,9 @@ def scores(
     for draw in range(draws):
         chosen = torch.zeros_like(rows).scatter_(1, keys[:, draw : draw + 1], 1.0)
         found.append(flat.score(logit, ((chosen - rows) * usable[:, None]).view_as(known)))
-    observed = None if goal is None else flat.score(logit, (goal.cpu().double() - known) * usable.view(known.shape[:3])[..., None])
+    observed = (
+        None
+        if goal is None
+        else flat.score(logit, (goal.cpu().double() - known) * usable.view(known.shape[:3])[..., None])
+    )
     return torch.stack(found), observed

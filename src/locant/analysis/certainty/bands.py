@@ -11,12 +11,13 @@ marked, and with `samples` intervals are quantiles of these f. The norm of a vec
 negative: where it is near 0, the delta method is always doubtful.
 
 A constant that is added to all logits of a query has no effect. So no text determines the level of a bias, and a curve
-that is added to the logits is centred: f(r) − Σ_r ω_r f(r). ω_r is the share of visible pairs of tokens at the offset r.
+that is added to the logits is centred: f(r) − Σ_r ω_r f(r). ω_r is the share of visible pairs of tokens at offset r.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -62,14 +63,25 @@ class Band:
         return NEUTRAL.get(self.field, 0.0)
 
     @property
-    def signal(self) -> float:
-        """The share of the curve that is not noise: 1 − Σ ω sd² / Σ ω (value − neutral)²; 0 if the noise is larger.
+    def size(self) -> float:
+        """The mean square of the learned curve, Σ ω (value − neutral)²."""
+        return sum(w * (y - self.neutral) ** 2 for w, y in zip(self.weight, self.value, strict=True))
 
-        A curve that is pure noise has an expected square of sd².
+    @property
+    def noise(self) -> float:
+        """Σ ω sd² / size: 1 or more for a curve that cannot be told from noise."""
+        variance = sum(w * sd * sd for w, sd in zip(self.weight, self.sd, strict=True))
+        return variance / self.size if self.size > 0 else math.inf
+
+    @property
+    def signal(self) -> float:
+        """The share of the curve that is certain: 1 − E[Σ ω (value − f)²] / size over the posterior of f; at least 0.
+
+        It is 1 − noise, less the part of the curve that the prior explains as chance: where the posterior mean is 0,
+        nothing of the learned curve is certain, however narrow the band is.
         """
-        noise = sum(w * sd * sd for w, sd in zip(self.weight, self.sd, strict=True))
-        size = sum(w * (y - self.neutral) ** 2 for w, y in zip(self.weight, self.value, strict=True))
-        return max(0.0, 1 - noise / size) if size > 0 else 0.0
+        shift = sum(w * (y - m) ** 2 for w, y, m in zip(self.weight, self.value, self.mean, strict=True))
+        return max(0.0, 1 - self.noise - shift / self.size) if self.size > 0 else 0.0
 
     @property
     def excluded(self) -> float:
@@ -213,9 +225,7 @@ def _drawn(flat: Flat, found: Posterior, outputs: _Outputs, count: int) -> Tenso
         return torch.stack([flat.call(theta, outputs) for theta in found.draw(count, generator)])
 
 
-def _band(
-    outputs: _Outputs, rows: dict[str, Tensor], *, place: str, field: str, head: int | None, scheme: str
-) -> Band:
+def _band(outputs: _Outputs, rows: dict[str, Tensor], *, place: str, field: str, head: int | None, scheme: str) -> Band:
     shown = outputs.weight > 0
     weight, sd, spread = (x[shown] for x in (outputs.weight, rows["sd"], rows["spread"]))
     by_delta, by_draws = (float((weight * x.square()).sum().sqrt()) for x in (sd, spread))
@@ -247,10 +257,11 @@ def _bumps(flat: Flat, found: Posterior, place: str, half: float, information: T
         away = -value[:, None] * jacobian / jacobian.square().sum(-1, keepdim=True).clamp(min=1e-30)
         nats = ((away @ information) * away).sum(-1) / 2
         kernels = components.amplitude.shape[1]
+        sharpness, offset = components.sharpness.detach().abs(), components.offset.detach()
         for at in range(len(value)):
             head, kernel = divmod(at, kernels)
             m, s = float(mean[at]), half * float(sd[at])
-            shape = float(components.sharpness[head, kernel].abs()), float(components.offset[head, kernel])
+            shape = float(sharpness[head, kernel]), float(offset[head, kernel])
             bumps.append(Bump(place, head + 1, kernel + 1, float(value[at]), m - s, m + s, float(nats[at]), *shape))
     return tuple(bumps)
 

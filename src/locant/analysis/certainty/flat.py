@@ -70,12 +70,14 @@ class Flat:
     def score(self, output: Tensor, towards: Tensor) -> Tensor:
         """Returns the product [P] of `towards` and the derivatives of an output that was computed from `scheme`."""
         found = torch.autograd.grad(output, self.parameters, towards, retain_graph=True, allow_unused=True)
-        return self.joined([torch.zeros(s).double() if x is None else x for x, s in zip(found, self.shapes, strict=True)])
+        return self.joined(
+            [torch.zeros(s).double() if x is None else x for x, s in zip(found, self.shapes, strict=True)]
+        )
 
     def blocks(self, reach: int) -> list[Tensor]:
-        """Returns the places of parameters that attention weights depend on together: head by head, if heads share none.
+        """Returns the places of parameters that attention weights depend on together.
 
-        Otherwise all parameters are one block.
+        A block is a head, if heads share no parameters. Otherwise all parameters are one block.
         """
         everything = [torch.arange(len(self))]
         if self.scheme.rotates or self.scheme.has_sides:

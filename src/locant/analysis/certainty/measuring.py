@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
 from locant.analysis import text as texts
@@ -26,8 +26,9 @@ from locant.hf.finite import check_finite
 from locant.hf.listening import observing
 from locant.hf.modes import evaluating
 from locant.hf.plan import current_schemes, plan_of
+from locant.hf.readout import native
 from locant.hf.running import vocabulary
-from locant.hf.swapping import check_model, native_as_schemes
+from locant.hf.swapping import check_model, exchange, native_as_schemes
 from locant.schemes import Scheme
 
 LENGTH, SEQUENCES = 64, 48
@@ -153,7 +154,7 @@ def certainty(
     """
     _check(model, original, likelihood, level, samples)
     ids = _ids(model, text, tokenizer, length, sequences)
-    with encoder_of(model) as part, native_as_schemes(part):
+    with encoder_of(model) as part, _as_schemes(part):
         kind = _kind(part, likelihood, original)
         units = _units(part, ids.shape[1] - 1)
         draws = _draws(units, len(ids))
@@ -180,15 +181,30 @@ def certainty(
             information[index[:, None], index[None, :]] = unit.scores.curvature(index) / observations
         noise = None if fitted.noise is None else sum(fitted.noise) / len(fitted.noise)
         size, post = len(unit.flat), fitted.posterior
-        places.append(
-            Place(unit.place, str(unit.scheme), size, post.determined, post.damping, noise, draws * len(ids))
-        )
+        places.append(Place(unit.place, str(unit.scheme), size, post.determined, post.damping, noise, draws * len(ids)))
         found.append(
             bands_of(unit.flat, post, offsets, place=unit.place, level=level, samples=samples, information=information)
         )
     return Certainty(
         kind, temper, level, len(ids), observations, learned_from or seen, tuple(places), **_joined(found)
     )  # fmt: skip
+
+
+@contextmanager
+def _as_schemes(model: PreTrainedModel) -> Iterator[None]:
+    """Runs a model in eval mode with its own positions as schemes; a table that layers share is one scheme.
+
+    The caller's random numbers stay as they were.
+    """
+    with torch.random.fork_rng(devices=[]), evaluating(model):
+        if plan_of(model) is not None:
+            yield
+            return
+        exchange(model, native(model))
+        try:
+            yield
+        finally:
+            exchange(model, "native")
 
 
 def _joined(found: list[Bands]) -> dict[str, Any]:
@@ -345,7 +361,7 @@ def _by_vectors(
     _check_precision(model)
     schemes = [unit.scheme for unit in units]
     square, numbers = 0.0, 0
-    with _part(original) as part, evaluating(part), gradients_of(model, schemes):
+    with encoder_of(original) as part, evaluating(part), gradients_of(model, schemes):
         for row in ids:
             with torch.no_grad():
                 goal = vectors.vector(part, row[None].to(part.device)).to(model.device)
@@ -416,24 +432,14 @@ def _by_attention(
 @torch.no_grad()
 def _weights(original: PreTrainedModel, ids: Tensor) -> dict[str, list[Tensor]]:
     """The attention weights of every call of each attention of the original, by the name of the module."""
-    with _part(original) as part, native_as_schemes(part):
+    with encoder_of(original) as part, native_as_schemes(part):
         names = {module: name for name, module in part.base_model.named_modules()}
         found: dict[str, list[Tensor]] = {}
 
         def record(call: AttentionCall) -> None:
             if call.scheme is not None:
-                found.setdefault(_name(names, call.module), []).append(attention.weights(call.request()))
+                found.setdefault(names[call.module], []).append(attention.weights(call.request()))
 
         with observing(before=record):
             part.base_model(input_ids=ids.to(part.device))
     return found
-
-
-@contextmanager
-def _part(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    with encoder_of(model) as part:
-        yield part
-
-
-def _name(names: dict[nn.Module, str], module: nn.Module) -> str:
-    return names.get(module, type(module).__name__)
