@@ -8,11 +8,11 @@ folder with dev.tsv. Two states of all-MiniLM-L6-v2 are measured: fitted, and ad
 The rules, fixed before the first run. A head's noise is that of its curve (`Band.noise`) by the likelihood "vectors"
 with the original; the same by "attention" stands beside it. A head is dropped by setting the amplitudes of its kernels
 to 0. K = 24 of the 72 heads are dropped: the most uncertain, the most certain, the ones with the smallest and the
-largest curves (`Band.size`), and 10 random sets; also all heads whose noise is 1 or more, and all 72. The loss is the
-change of Spearman's correlation on STS-B dev, with a 95 % interval from 1,000 bootstrap samples of its pairs.
+largest curves (`Band.size`), and 5 random sets; also all heads whose noise is 1 or more, and all 72. The loss is the
+change of Spearman's correlation on STS-B dev, with a 95 % interval from 500 bootstrap samples of its pairs.
 
 1. Uncertain curves are noise, if the interval of the loss includes 0 or the loss is below 0.002.
-2. Certainty finds heads that matter less, if the loss is smaller than for each of the 10 random sets.
+2. Certainty finds heads that matter less, if the loss is smaller than for each of the 5 random sets.
 3. Certainty knows more than the size of a curve, if the loss is smaller than for the smallest curves.
 """
 
@@ -35,7 +35,7 @@ from locant.experiments.run import quiet
 from locant.hf.plan import plan_of
 from locant.hf.sentence_folder import sentence_folder
 
-K, RANDOM_SETS, BOOTSTRAP = 24, 10, 1000
+K, RANDOM_SETS, BOOTSTRAP = 24, 5, 500
 Head = tuple[int, int]
 """Layer and head, from 1."""
 
@@ -85,13 +85,13 @@ def sets_of(vectors: dict[Head, Band], attention: dict[Head, Band]) -> dict[str,
     return {
         "most uncertain": by_vectors[:K],
         "most certain": by_vectors[-K:],
+        "smallest curves": by_size[:K],
+        **{f"random {number}": draw.sample(heads, K) for number in range(1, RANDOM_SETS + 1)},
+        "noise of 1 or more": [head for head in heads if vectors[head].noise >= 1],
         "most uncertain, by attention": by_attention[:K],
         "most certain, by attention": by_attention[-K:],
-        "smallest curves": by_size[:K],
         "largest curves": by_size[-K:],
-        "noise of 1 or more": [head for head in heads if vectors[head].noise >= 1],
         "all": heads,
-        **{f"random {number}": draw.sample(heads, K) for number in range(1, RANDOM_SETS + 1)},
     }
 
 
@@ -153,9 +153,8 @@ def main() -> None:
             losses.append({"state": state, "dropped": name, "heads": len(dropped), "stsb": f"{score:.4f}",
                            "difference": f"{loss:+.4f}", "low": f"{low:+.4f}", "high": f"{high:+.4f}"})  # fmt: skip
             print(" ".join(map(str, losses[-1].values())), flush=True)
-        write_csv(arguments.out / "certainty-heads.csv", heads)
-        write_csv(arguments.out / "certainty-stsb.csv", losses)
-        write_csv(arguments.out / "certainty-cost.csv", costs)
+            for file, rows in (("heads", heads), ("stsb", losses), ("cost", costs)):
+                write_csv(arguments.out / f"certainty-{file}.csv", rows)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Intervals of curves, kernels and buckets, from the posterior of the parameters of a scheme.
 
-With the learned parameters θ̂ and a posterior N(m, C), a curve f(r; θ) has by the delta method
+With the learned parameters θ̂ and a posterior N(θ̂, C), a curve f(r; θ) has by the delta method
 
-    mean      f(r; θ̂) + J_r (m − θ̂)            J_r = ∂f(r)/∂θ at θ̂
-    variance  J_r C J_rᵀ
+    mean  f(r; θ̂)        variance  J_r C J_rᵀ        J_r = ∂f(r)/∂θ at θ̂
 
 which is exact if f is linear in θ (tables, T5). TISA's f is not linear in sharpness and offset. So the spread of f over
 random θ from the posterior is computed as well: a band whose two widths differ by more than a factor of DOUBTFUL is
@@ -51,7 +50,6 @@ class Band:
     r: tuple[int, ...]
     weight: tuple[float, ...]  # ω: the share of visible pairs at the offset
     value: tuple[float, ...]  # of the learned parameters
-    mean: tuple[float, ...]  # the posterior mean: near `value` unless the prior outweighs the text
     sd: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -75,13 +73,8 @@ class Band:
 
     @property
     def signal(self) -> float:
-        """The share of the curve that is certain: 1 − E[Σ ω (value − f)²] / size over the posterior of f; at least 0.
-
-        It is 1 − noise, less the part of the curve that the prior explains as chance: where the posterior mean is 0,
-        nothing of the learned curve is certain, however narrow the band is.
-        """
-        shift = sum(w * (y - m) ** 2 for w, y, m in zip(self.weight, self.value, self.mean, strict=True))
-        return max(0.0, 1 - self.noise - shift / self.size) if self.size > 0 else 0.0
+        """The share of the curve that is not noise: 1 − noise, and 0 if the noise is larger than the curve."""
+        return max(0.0, 1 - self.noise)
 
     @property
     def excluded(self) -> float:
@@ -190,18 +183,17 @@ def bands_of(
     outputs = _Outputs(flat, offsets)
     jacobian = flat.jacobian(outputs)
     value = outputs(flat.scheme).detach()
-    mean = value + jacobian @ (found.mean - flat.learned)
     sd = found.variances(jacobian).sqrt()
     drawn = _drawn(flat, found, outputs, max(samples, DRAWS))
     half = NormalDist().inv_cdf((1 + level) / 2)
-    low, high = mean - half * sd, mean + half * sd
+    low, high = value - half * sd, value + half * sd
     # The middle 68 % of the draws: kernels that leave the range make a few of them huge.
     tails = torch.quantile(drawn, torch.tensor([0.1587, 0.8413], dtype=torch.float64), dim=0)
     spread = (tails[1] - tails[0]) / 2
     if samples:
         edges = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-        (low, high), mean, sd = torch.quantile(drawn, edges, dim=0), drawn.mean(0), drawn.std(0)
-    parts = {name: outputs.split(x) for name, x in (("value", value), ("mean", mean), ("sd", sd), ("low", low),
+        (low, high), sd = torch.quantile(drawn, edges, dim=0), drawn.std(0)
+    parts = {name: outputs.split(x) for name, x in (("value", value), ("sd", sd), ("low", low),
                                                     ("high", high), ("spread", spread))}  # fmt: skip
     moved = outputs.split(jacobian.abs().amax(1))
     bands, averages = [], []
@@ -230,7 +222,7 @@ def _band(outputs: _Outputs, rows: dict[str, Tensor], *, place: str, field: str,
     weight, sd, spread = (x[shown] for x in (outputs.weight, rows["sd"], rows["spread"]))
     by_delta, by_draws = (float((weight * x.square()).sum().sqrt()) for x in (sd, spread))
     agree = by_delta == by_draws or max(by_delta, by_draws) <= DOUBTFUL * min(by_delta, by_draws)
-    numbers = {name: tuple(rows[name][shown].tolist()) for name in ("value", "mean", "sd", "low", "high")}
+    numbers = {name: tuple(rows[name][shown].tolist()) for name in ("value", "sd", "low", "high")}
     return Band(
         place, head, scheme, field, WHAT[field], tuple(outputs.r[shown].tolist()), tuple(weight.tolist()), **numbers,
         doubtful=not agree,
@@ -253,16 +245,16 @@ def _bumps(flat: Flat, found: Posterior, place: str, half: float, information: T
         assert components is not None
         jacobian = flat.jacobian(amplitudes)
         value = amplitudes(flat.scheme).detach()
-        mean, sd = value + jacobian @ (found.mean - flat.learned), found.variances(jacobian).sqrt()
+        sd = found.variances(jacobian).sqrt()
         away = -value[:, None] * jacobian / jacobian.square().sum(-1, keepdim=True).clamp(min=1e-30)
         nats = ((away @ information) * away).sum(-1) / 2
         kernels = components.amplitude.shape[1]
         sharpness, offset = components.sharpness.detach().abs(), components.offset.detach()
         for at in range(len(value)):
             head, kernel = divmod(at, kernels)
-            m, s = float(mean[at]), half * float(sd[at])
+            a, s = float(value[at]), half * float(sd[at])
             shape = float(sharpness[head, kernel]), float(offset[head, kernel])
-            bumps.append(Bump(place, head + 1, kernel + 1, float(value[at]), m - s, m + s, float(nats[at]), *shape))
+            bumps.append(Bump(place, head + 1, kernel + 1, a, a - s, a + s, float(nats[at]), *shape))
     return tuple(bumps)
 
 

@@ -80,10 +80,10 @@ class Certainty:
         """Returns the bands in long form, for a csv file."""
         return [
             {"place": band.place, "head": band.head or 0, "scheme": band.scheme, "field": band.field, "r": r,
-             "value": value, "mean": mean, "sd": sd, "low": low, "high": high}
+             "value": value, "sd": sd, "low": low, "high": high}
             for band in self.bands
-            for r, value, mean, sd, low, high in zip(
-                band.r, band.value, band.mean, band.sd, band.low, band.high, strict=True
+            for r, value, sd, low, high in zip(
+                band.r, band.value, band.sd, band.low, band.high, strict=True
             )
         ]  # fmt: skip
 

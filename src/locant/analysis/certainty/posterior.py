@@ -5,16 +5,17 @@ the likelihood is a parabola with the curvature H, and the prior is normal:
 
     log p(text | θ) ≈ const − ½ (θ − θ̂)ᵀ H (θ − θ̂)         θ_i ~ N(0, s_i² / α)
 
-So the posterior is normal, with full covariance:
+So the posterior is normal, with full covariance. As usual for a Laplace posterior of a trained model, θ̂ stands for its
+maximum:
 
-    Λ = H + α diag(s)⁻²        covariance Λ⁻¹        mean Λ⁻¹ H θ̂        γ = tr(H Λ⁻¹) of P parameters are determined
+    Λ = H + α diag(s)⁻²        posterior N(θ̂, Λ⁻¹)        γ = tr(H Λ⁻¹) of P parameters are determined
 
-The damping α maximizes the evidence. With λ, V the eigenvalues and eigenvectors of diag(s) H diag(s), z = Vᵀ (θ̂ / s):
+The damping α maximizes the evidence. With λ the eigenvalues of diag(s) H diag(s):
 
-    log p(θ̂ | α) = ½ Σ_i ( log π_i − π_i z_i² ) + const        π_i = α λ_i / (α + λ_i)
+    log p(text | α) = ½ ( P log α − Σ_i log(λ_i + α) − α Σ_i (θ̂_i / s_i)² ) + const        at the maximum α Σ (θ̂/s)² = γ
 
-over the directions with λ_i > 0. This is exact for a linear model with normal noise. A direction with λ_i = 0, on which
-the text does not depend, gets the prior. H may be block-diagonal; α is shared by all blocks.
+So the prior is about as wide as the learned parameters are large. A parameter on which the text does not depend
+(λ_i = 0) gets the prior. H may be block-diagonal; α is shared by all blocks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ class Block:
     """The posterior of some of the parameters, which are independent of all others."""
 
     index: Tensor  # [B], the places of its parameters among all
-    mean: Tensor  # [B]
     covariance: Tensor  # [B, B]
     determined: float  # γ
 
@@ -50,17 +50,10 @@ class Block:
 class Posterior:
     """The posterior of all parameters of a scheme, in float64."""
 
+    mean: Tensor  # [P]: the learned parameters
     blocks: tuple[Block, ...]
     damping: float  # α
     evidence: float  # its logarithm, without the constant
-
-    @property
-    def mean(self) -> Tensor:
-        """The posterior mean, [P]."""
-        mean = torch.zeros(sum(len(block.index) for block in self.blocks), dtype=torch.float64)
-        for block in self.blocks:
-            mean[block.index] = block.mean
-        return mean
 
     @property
     def determined(self) -> float:
@@ -107,15 +100,14 @@ def posterior(
     """
     learned, scale = learned.double(), scale.double()
     solved = [(index, *_eigen(curvature.double(), scale[index])) for index, curvature in curvatures]
-    units = [vectors.mT @ (learned[index] / scale[index]) for index, _, vectors in solved]
-    value, z = torch.cat([value for _, value, _ in solved]), torch.cat(units)
-    alpha = _best(value, z) if damping is None else damping
+    value, size = torch.cat([value for _, value, _ in solved]), float((learned / scale).square().sum())
+    alpha = _best(value, size) if damping is None else damping
     blocks = []
-    for (index, its, vectors), own in zip(solved, units, strict=True):
+    for index, its, vectors in solved:
         turned = scale[index, None] * vectors
-        mean = turned @ (own * its / (its + alpha))
-        blocks.append(Block(index, mean, turned / (its + alpha) @ turned.mT, float((its / (its + alpha)).sum())))
-    return Posterior(tuple(blocks), alpha, float(evidence(value, z, torch.tensor([alpha], dtype=torch.float64))[0]))
+        blocks.append(Block(index, turned / (its + alpha) @ turned.mT, float((its / (its + alpha)).sum())))
+    at = torch.tensor([alpha], dtype=torch.float64)
+    return Posterior(learned, tuple(blocks), alpha, float(evidence(value, size, at)[0]))
 
 
 def _eigen(curvature: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,25 +126,26 @@ def _eigen(curvature: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return value.where(value > rounding, 0.0), vectors
 
 
-def evidence(value: Tensor, z: Tensor, alpha: Tensor) -> Tensor:
-    """Returns the logarithm of the evidence for every α [A], without its constant, from eigenvalues [P] and z [P]."""
-    known = value > 0
-    value, z = value[known], z[known]
-    precision = alpha[:, None] * value / (alpha[:, None] + value)
-    return (precision.log() - precision * z.square()).sum(-1) / 2
+def evidence(value: Tensor, size: float, alpha: Tensor) -> Tensor:
+    """Returns the logarithm of the evidence for every α [A], without its constant.
+
+    value   [P], the eigenvalues of H in units of the scale.
+    size    Σ (θ̂ / s)².
+    """
+    return (len(value) * alpha.log() - (value + alpha[:, None]).log().sum(-1) - alpha * size) / 2
 
 
-def _best(value: Tensor, z: Tensor) -> float:
+def _best(value: Tensor, size: float) -> float:
     """The damping with the largest evidence."""
     if not bool((value > 0).any()):
         return 1.0  # nothing is determined: the prior has the scale of the parameters
     low, high = (math.log(each) for each in DAMPING)
     grid = torch.linspace(low, high, GRID, dtype=torch.float64)
-    at = int(evidence(value, z, grid.exp()).argmax())
+    at = int(evidence(value, size, grid.exp()).argmax())
     left, right = float(grid[max(at - 1, 0)]), float(grid[min(at + 1, GRID - 1)])
     ratio = (math.sqrt(5) - 1) / 2
     for _ in range(REFINEMENTS):
         inner = torch.tensor([right - ratio * (right - left), left + ratio * (right - left)], dtype=torch.float64)
-        first, second = evidence(value, z, inner.exp()).tolist()
+        first, second = evidence(value, size, inner.exp()).tolist()
         left, right = (left, float(inner[1])) if first >= second else (float(inner[0]), right)
     return math.exp((left + right) / 2)

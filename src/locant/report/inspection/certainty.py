@@ -43,7 +43,7 @@ def _curves(its: Certainty) -> Small:
     note = (
         "The learned curve of each head with its interval. A curve that is added to the logits is shown without its "
         "mean, because a constant has no effect. Where the band contains 0, the text does not show that the head uses "
-        "this offset. Where the line leaves its band, the prior outweighs the text."
+        "this offset."
     )
     return Small("Curves with intervals", note, tuple(panels), 6, own=True)
 
