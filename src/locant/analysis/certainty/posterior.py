@@ -31,7 +31,7 @@ DAMPING = (1e-8, 1e8)
 """The smallest and the largest α: the prior is then 10⁴ times or 10⁻⁴ times as wide as the scale of a parameter."""
 GRID = 400
 """Values of α, evenly spaced in log α, among which the search for the maximum starts."""
-REFINEMENTS = 80
+REFINEMENTS = 50
 """Steps of the golden-section search around the best of them."""
 INDEFINITE = 1e-8
 """An eigenvalue below minus this share of the largest one is an error, and not rounding."""
