@@ -34,11 +34,12 @@ def request_of(call: AttentionCall, scheme: Scheme) -> Request:
             f"tokens"
         )
     given = call.arguments()
-    wide = {name: given[name].detach().cpu().double() for name in ("q", "k", "v")}
-    where = {name: None if given[name] is None else given[name].cpu() for name in ("q_pos", "k_pos", "mask")}
+    q, k, v = (given[name].detach().cpu().double() for name in ("q", "k", "v"))
+    q_pos, k_pos, mask = (None if given[name] is None else given[name].cpu() for name in ("q_pos", "k_pos", "mask"))
     return prepare(
-        **wide, **where, scheme=scheme, causal=given["causal"], scale=given["scale"], softcap=given["softcap"]
-    )
+        q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, causal=given["causal"], scale=given["scale"],
+        softcap=given["softcap"],
+    )  # fmt: skip
 
 
 def log_weights(request: Request) -> tuple[Tensor, Tensor]:
