@@ -10,7 +10,6 @@ import torch
 import locant
 from locant.adaptation import scores
 from locant.adaptation.hidden_facts import needles, passkeys
-from locant.hf.pooling import Pooling
 from locant.adaptation.retrieval import (
     Averaged,
     BestPiece,
@@ -23,6 +22,7 @@ from locant.adaptation.retrieval import (
     ndcg,
     read_collection,
 )
+from locant.hf.pooling import Pooling
 from tests import hf_models, words
 from tests.adaptations import adapted
 

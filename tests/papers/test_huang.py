@@ -12,7 +12,6 @@ from locant.experiments.presets import ANSWERS, find_preset
 from locant.experiments.run import execute
 from locant.experiments.tasks import find_task
 from locant.experiments.work import Work
-from locant.hf.pooling import Pooling
 from locant.papers import absolute, huang, reproduction
 from locant.papers.claim import Paper
 from locant.papers.glue import GlueSizes

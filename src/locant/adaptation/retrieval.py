@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from locant.adaptation.batch import padded, to_device
-from locant.hf.pooling import Pooling
 from locant.adaptation.sample import longest
 from locant.analysis.text import special_tokens
 from locant.hf.modes import evaluating
+from locant.hf.pooling import Pooling
 from locant.runs.text_source import read_bytes
 
 CUT = 10

@@ -95,6 +95,18 @@ POSITIONS = [2**step - 1 for step in range(18)]
 @torch.no_grad()
 def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
     """Returns the curves of a scheme for r from −reach to reach; an empty list for a scheme that does nothing."""
+    r, found = quantities(scheme, reach)
+    lines = [
+        Curve(str(scheme), name, WHAT[name], r.tolist(), values.double().tolist()) for name, values in found.items()
+    ]
+    return [*lines, *_of_sides(scheme, r)]
+
+
+def quantities(scheme: Scheme, reach: int = 64) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns the offsets r [R], and each quantity of the list above over them, [H or 1, R], by the name of its field.
+
+    Gradients by the parameters of the scheme pass through.
+    """
     if reach < 1:
         raise ValueError(f"reach must be 1 or more; got {reach}")
     if scheme.max_length is not None:
@@ -118,7 +130,11 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
             found[name] = vectors.norm(dim=-1)
 
     here, there = torch.tensor([[reach]]), reach + r[None]
-    ones = torch.ones(1, getattr(scheme, "n_heads", 1), 2 * reach + 1, getattr(scheme, "head_dim", 64))
+    double = any(parameter.dtype == torch.float64 for parameter in scheme.parameters())
+    ones = torch.ones(
+        1, getattr(scheme, "n_heads", 1), 2 * reach + 1, getattr(scheme, "head_dim", 64),
+        dtype=torch.float64 if double else torch.float32,
+    )  # fmt: skip
     q = ones[:, :, :1]
     if scheme.rotates:
         products = _rotated(scheme, q, ones, here, there)[0, :, 0] / ones.shape[-1]
@@ -129,16 +145,14 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
     embedded = scheme.embed(there[0])
     if embedded is not None:
         found["embed"] = F.cosine_similarity(embedded[reach : reach + 1], embedded)[None]
-    lines = [
-        Curve(str(scheme), name, WHAT[name], r.tolist(), values.double().tolist()) for name, values in found.items()
-    ]
-    return [*lines, *_of_sides(scheme, terms, r)]
+    return r, found
 
 
-def _of_sides(scheme: Scheme, terms: Terms, r: Tensor) -> list[Curve]:
+def _of_sides(scheme: Scheme, r: Tensor) -> list[Curve]:
     """The curves of what a scheme computes for each token: levels, and temperatures by position."""
     if not scheme.has_sides:
         return []
+    terms = scheme.terms(r)
     found, keys, middle = [], r + len(r) // 2, torch.tensor([len(r) // 2])
     sides = scheme.sides(_same_tokens(scheme, middle, keys))
     levels = [x for x in (sides.query_level, sides.key_level) if x is not None]

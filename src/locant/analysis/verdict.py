@@ -13,6 +13,7 @@ from torch import Tensor
 
 from locant.analysis.attribution import Similarity
 from locant.analysis.behaviour import Shift, Shuffle
+from locant.analysis.certainty import Certainty
 from locant.analysis.distance import Head
 from locant.analysis.inspection import Inspection
 from locant.analysis.invariance import InvarianceRow, Structure
@@ -22,6 +23,8 @@ QUOTED = (1, 16)
 """Shifts that are quoted where they were measured: the same for every model, so that two can be compared."""
 SHOWN = 10
 """Heads that are named as the most positional."""
+CERTAIN = 0.5
+"""Signal from which on a learned curve counts as certain."""
 NOTHING = 1e-4
 """Relative change of the hidden states that counts as none."""
 ROUNDING = 1e-3
@@ -36,6 +39,7 @@ def verdict(found: Inspection) -> list[str]:
         *_on_table(found),
         *_on_attention(found.invariances),
         *_on_heads([head for layer in found.layers for head in layer.heads]),
+        *_on_certainty(found.certainty),
         *_on_probes(found.probes),
         *([] if found.shuffle is None else [_on_word_order(found.shuffle)]),
         *_on_shifts([row for row in found.shifts if math.isfinite(row.relative)], found.invariances),
@@ -108,6 +112,17 @@ def _on_heads(heads: list[Head]) -> list[str]:
         f"Of {len(heads)} heads: {counts}{twice}. In {positional or 'none'} of them position decides most of the "
         "logit.",
         f"The most positional heads (layer.head): {most}.",
+    ]
+
+
+def _on_certainty(found: Certainty | None) -> list[str]:
+    if found is None or not found.bands:
+        return []
+    certain = sum(band.signal >= CERTAIN for band in found.bands)
+    nothing = sum(band.signal == 0 for band in found.bands)
+    return [
+        f"Of its {len(found.bands)} learned curves {certain} are certain (noise is less than half of the curve), and "
+        f"{nothing} cannot be told from noise, by {found.tokens:,} tokens of text."
     ]
 
 

@@ -69,6 +69,11 @@ def _inspect(parser: Parser) -> None:
     parser.option("--heads", type=values.at_least(1), metavar="N",
                   help="For a table: attention heads of its model. With it, the page has the heads of the first layer "
                   "if the file has their weights.")  # fmt: skip
+    parser.option(
+        "--certainty",
+        action="store_true",
+        help="Add 95 % intervals of the learned curves, by the text. A minute for a small model.",
+    )
     _imports(parser)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from locant.verbs.result import Result
 
 OnStage = Callable[[str, str, int, int], None]
 """Called with the name of the model, the name of a stage, its number from 0, and the number of stages."""
+Stages = Mapping[str, inspection.Stage]
 
 
 class InspectionResult(Result):
@@ -69,6 +70,7 @@ def inspect(
     explain: str | Sequence[str] = (),
     heads: int | None = None,
     tokenizer: Any = None,
+    certainty: bool = False,
     imports: str | Path | Sequence[str | Path] = (),
     on_stage: OnStage = lambda model, stage, number, total: None,
 ) -> InspectionResult:
@@ -81,6 +83,8 @@ def inspect(
                their embeddings similar? The page gets a section with the relevance of tokens, offsets and positions.
     heads      for a position table: attention heads of its model.
     tokenizer  of a model that was passed as an object; without one it reads random tokens.
+    certainty  whether to compute 95 % intervals of the learned curves too. The text should be one that the model was
+               not trained on.
     imports    files or modules with the schemes of the model, if they are not of locant.
     on_stage   called before each stage with the name of the model, the stage, its number and the number of stages.
 
@@ -91,8 +95,9 @@ def inspect(
     wanted = [model] if compare is None else [model, compare]
     bare = [None if isinstance(each, PreTrainedModel) else _tables(str(each)) for each in wanted]
     texts = (explain,) if isinstance(explain, str) else tuple(explain)
-    _check_arguments(bare, words, heads)
+    _check_arguments(bare, words, heads, certainty=certainty)
     _check_texts(bare, texts)
+    more: Stages = inspection.CERTAINTY if certainty else {}
     for each, its in zip(wanted, bare, strict=True):
         if its is None and not isinstance(each, PreTrainedModel):
             check_model(str(each))
@@ -100,11 +105,11 @@ def inspect(
     for each, its in zip(wanted, bare, strict=True):
         if isinstance(each, PreTrainedModel):
             name = each.name_or_path or type(each).__name__
-            found.append(_stages(each, tokenizer, words, _label(name), None, on_stage, Explain(texts)))
+            found.append(_stages(each, tokenizer, words, _label(name), None, on_stage, more, Explain(texts)))
         elif its is not None:
             found.append(inspect_tables(its, _label(str(each)), heads=heads))
         else:
-            found.append(_opened(str(each), words, on_stage, texts))
+            found.append(_opened(str(each), words, on_stage, more, texts))
     return InspectionResult(found)
 
 
@@ -112,10 +117,14 @@ def _tables(name: str) -> Any:
     return bare_tables.bare_tables(name, of_one_model=True) if bare_tables.is_bare(name) else None
 
 
-def _check_arguments(bare: list[Any], words: str | None, heads: int | None) -> None:
+def _check_arguments(bare: list[Any], words: str | None, heads: int | None, *, certainty: bool) -> None:
     """Raises a ValueError for an argument that neither model nor table uses."""
     if words is not None and None not in bare:
         raise ValueError("a position table reads no text; leave out the text")
+    if certainty and None not in bare:
+        raise ValueError(
+            "a position table reads no text, by which its certainty could be measured; leave out certainty"
+        )
     if heads is not None and not any(bare):
         raise ValueError(
             "the number of heads is for position tables; a model has its number of heads in its config.json"
@@ -148,7 +157,7 @@ def check_model(name: str) -> None:
         ) from None
 
 
-def _opened(name: str, words: str | None, on_stage: OnStage, texts: tuple[str, ...]) -> Inspection:
+def _opened(name: str, words: str | None, on_stage: OnStage, more: Stages, texts: tuple[str, ...]) -> Inspection:
     """Opens a model, or as many of its layers as fit into memory, and runs all stages."""
     part = memory.part_that_fits(name)
     loaded = load(name, layers=None if part is None else part.layers)
@@ -160,12 +169,12 @@ def _opened(name: str, words: str | None, on_stage: OnStage, texts: tuple[str, .
         raise ValueError(f"{name} has no tokenizer to read the text with; leave out the text to use random tokens")
     pooling = pooling_of(sentence_folder(name)) if len(texts) == 2 else None
     of = None if part is None else part.of
-    return _stages(loaded, tokenizer, words, _label(name), of, on_stage, Explain(texts, pooling))
+    return _stages(loaded, tokenizer, words, _label(name), of, on_stage, more, Explain(texts, pooling))
 
 
 def _stages(
     model: PreTrainedModel, tokenizer: Any, words: str | None, label: str, of: int | None, on_stage: OnStage,
-    explain: Explain,
+    more: Stages, explain: Explain,
 ) -> Inspection:  # fmt: skip
     embeddings: Any = model.get_input_embeddings()
     if not hasattr(embeddings, "weight"):
@@ -177,9 +186,9 @@ def _stages(
     if explain.texts and tokenizer is None:
         raise ValueError(f"{label} needs a tokenizer to read the text to explain; pass tokenizer, or leave out explain")
     tokens = inspection.Tokens(tokenizer, default_text() if words is None else words, embeddings.weight.shape[0])
-    wanted = explain if explain.texts else None
-    total = len(inspection.STAGES) + bool(explain.texts)
-    for number, (stage, so_far) in enumerate(inspection.inspect(model, tokens, label, of=of, explain=wanted)):
+    more = {**more, "explanation": explain.run} if explain.texts else more
+    total = len(inspection.STAGES) + len(more)
+    for number, (stage, so_far) in enumerate(inspection.inspect(model, tokens, label, of=of, more=more)):
         on_stage(label, stage, number, total)
         found = so_far
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from locant.analysis.inspection import Inspection
 from locant.analysis.verdict import verdict
 from locant.report.inspection.behaviour import behaviour_section
+from locant.report.inspection.certainty import certainty_section
 from locant.report.inspection.distance import distance_section
 from locant.report.inspection.explanation import explanation_section
 from locant.report.inspection.invariance import invariance_section
@@ -18,6 +19,7 @@ SECTIONS = (
     invariance_section,
     distance_section,
     scheme_section,
+    certainty_section,
     variance_section,
     probes_section,
     behaviour_section,
