@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from locant.schemes import Scheme
-from locant.terms import VECTORS, Terms, Tokens
+from locant.terms import VECTORS, Tokens
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,12 @@ def inspect(
             progress.update(bars[name], description=stage, completed=number)
 
         found = inspecting.inspect(
-            model, text=text, compare=compare, explain=explain or (), heads=heads, certainty=certainty,
+            model,
+            text=text,
+            compare=compare,
+            explain=explain or (),
+            heads=heads,
+            certainty=certainty,
             on_stage=on_stage,
         )
     with new_folder.undone_on_failure(out, tables):
