@@ -67,7 +67,5 @@ def test_bands_of_the_learned_curves():
 def test_a_model_without_learned_curves_has_a_notice():
     tokens = inspection.Tokens(None, "", 60)
     *_, (_, found) = inspection.inspect(hf_models.make("bert"), tokens, "tiny", more=inspection.CERTAINTY)
-        hf_models.make("bert"), inspection.Tokens(None, "", 60), "tiny", more=inspection.CERTAINTY
-    )
     assert found.certainty is None
     assert any("no parameters in attention" in notice for notice in found.notices)

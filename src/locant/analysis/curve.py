@@ -176,7 +176,7 @@ def _same_tokens(scheme: Scheme, q_pos: Tensor, k_pos: Tensor) -> Tokens:
     q, k = (torch.ones(1, heads, len(pos), size) for pos in (q_pos, k_pos))
     states = [torch.zeros(1, len(pos), getattr(scheme, "d_model", 1)) for pos in (q_pos, k_pos)]
     read_q, read_k = (scheme.read(x) if scheme.reads else None for x in states)
-    return Tokens(q, k, q_pos[None], k_pos[None], read_q, read_k, scheme.scale(size))
+    return Tokens(q, k, (q_pos[None], k_pos[None]), read_q, read_k, scheme.scale(size))
 
 
 def _rotated(scheme: Scheme, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
