@@ -293,7 +293,7 @@ def _rotate_far(
     scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None, terms: Terms
 ) -> Far | None:
     """The queries and keys of the content product at a distance; None if the scheme has none."""
-    if not scheme.has_far:
+    if not scheme.has_far or q.shape[0] == 0 or q.shape[2] == 0:  # nothing to rotate
         return None
     if terms.gain is not None and terms.gain.ndim == 3:
         raise ValueError(f"{scheme} rotates far keys differently, and its gain must be [H, R]; got one per coordinate")

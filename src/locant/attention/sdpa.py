@@ -53,7 +53,8 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             full_q = request.q.to(request.wide)
         added = added_logits(request, slice(None), full_q, full_k)
     if temperature is not None:
-        q = (q.to(request.wide) * temperature[..., None].to(request.wide)).to(q.dtype)
+        wide = torch.promote_types(q.dtype, request.wide)  # a rotation may have widened the queries beyond float32
+        q = (q.to(wide) * temperature[..., None].to(wide)).to(q.dtype)
         added = None if added is None else added * temperature[..., None].to(added.dtype)
     if request.additive is not None:
         added = request.additive if added is None else added + request.additive

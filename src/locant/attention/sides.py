@@ -169,9 +169,9 @@ def _check_states(scheme: Scheme, q: Tensor, k: Tensor, x: States) -> tuple[Tens
                 _check_one(scheme, states, q, (length,))
         return queries, keys
     _check_one(scheme, x, q, (lk,) if scheme.reads_keys else (lk, lq))
+    if lq > lk and (scheme.reads_keys or x.shape[1] != lq):
+        raise ValueError(f"x has {lk} keys, and there are {lq} queries; pass x=(states of queries, states of keys)")
     if scheme.reads_keys:
-        if lq > lk:
-            raise ValueError(f"x has {lk} keys, and there are {lq} queries; pass x=(states of queries, states of keys)")
         return None, x
     return (x if x.shape[1] == lq else x[:, lk - lq :]), None
 
