@@ -141,6 +141,7 @@ def test_native_restores_what_a_swap_kept(model, left, tmp_path):
     done = locant_command("swap", tmp_path / "kept", "native", "-o", tmp_path / "back")
     assert done.exit_code == 0, done.output
     assert "absolute: learned:length=64" in done.stdout
+    assert "learned:length=64+tisa" in done.stdout  # before: the swap kept the table, and it still adds positions
     before, after = (load_file(f"{folder}/model.safetensors") for folder in (model, tmp_path / "back"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

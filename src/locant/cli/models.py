@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from locant.cli.terminal import MARKS, console
 from locant.hf import load, memory, native, swapping
 from locant.hf.layers import other_layers
-from locant.hf.plan import plan_of
+from locant.hf.plan import ANY_LENGTH, plan_of
 from locant.hf.saving import in_words, save_tokenizer
 from locant.hf.sentence_folder import sentence_folder
 from locant.hf.support import Layers, support_of
@@ -77,10 +77,6 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
             source.copy_to(folder, loaded)
     plan = plan_of(loaded)
     after = _summary(loaded)
-    if plan is not None:
-        after["positions"] = f"{before['positions']} + {spec}" if keep_native else spec
-        if not keep_native or plan.replaced:
-            after["maximum length"] = str(plan.max_length() or "none")
     table = Table(title=_title(loaded, plan))
     for column in ("", "before", "after"):
         table.add_column(column)
@@ -112,6 +108,7 @@ def _check_native(model: Any, spec: str, *, keep_native: bool) -> None:
 def _summary(model: Any) -> dict[str, str]:
     """The rows of the table that `locant swap` prints, for one model."""
     length = getattr(model.config, "max_position_embeddings", None)
+    length = None if length == ANY_LENGTH else length
     return {
         "positions": _own_positions(model),
         "parameters": f"{model.num_parameters():,}",
