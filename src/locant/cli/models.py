@@ -37,6 +37,8 @@ def inspect(model: str, text: Path | None, out: Path, compare: str | None, heads
             if number == 0:  # two models may have one name
                 bars[name] = progress.add_task(name, total=total)
             progress.update(bars[name], description=stage, completed=number)
+            if not console.is_terminal:  # a log has no bar
+                console.print(f"{name}: {stage}", markup=False, highlight=False)
 
         found = inspecting.inspect(model, text=text, compare=compare, heads=heads, on_stage=on_stage)
     with new_folder.undone_on_failure(out, tables):
