@@ -181,8 +181,9 @@ class CarriedTableAfterPadding(CarriedTable):
     """FSMT: the same, with rows up to the padding token's id that are unused."""
 
     def first(self, stack: nn.Module) -> int:
-        module: Any = stack.get_submodule(self.path)
-        return int((module.native if isinstance(module, Carried) else module).padding_idx) + 1
+        module = stack.get_submodule(self.path)
+        holds: Any = module.native if isinstance(module, Carried) else module
+        return int(holds.padding_idx) + 1
 
 
 @dataclass(frozen=True)
