@@ -36,6 +36,8 @@ def test_importing_locant_loads_nothing_and_using_it_loads_torch_and_nothing_hea
 
 def test_the_names_of_locant_are_listed_and_have_help():
     assert set(locant.__all__) <= set(dir(locant))
+    public = {name for name in dir(locant) if not name.startswith("__")}
+    assert public == {*locant.__all__, "attention", "imports", "schemes", "spec", "terms"}
     assert {"SCHEMES", "Scheme", "Tisa"} <= set(dir(locant.schemes))
     text = pydoc.plain(pydoc.render_doc(locant))
     for part in ("attend(", "class Scheme(", "swap(", "adapt("):

@@ -102,4 +102,5 @@ def __dir__() -> list[str]:
     """Returns all names and modules that can be used; those that need transformers only where it is installed."""
     missing = _EXTRAS if find_spec("transformers") is None else ()
     modules = (name for name in _NAMES if name not in _EXTRAS)
-    return sorted({*globals(), *modules, *(name for name in __all__ if _MODULE.get(name) not in missing)})
+    dunders = (name for name in globals() if name.startswith("__"))
+    return sorted({*dunders, *modules, *(name for name in __all__ if _MODULE.get(name) not in missing)})

@@ -69,6 +69,8 @@ def load(sources: str | Path | Sequence[str | Path]) -> tuple[Code, ...]:
 def _load_file(path: Path) -> Code:
     try:
         content = path.read_bytes()
+    except FileNotFoundError:
+        raise ImportError(f"there is no file {path}") from None
     except OSError as problem:
         raise ImportError(f"{path} could not be imported: {problem}") from None
     # Named after its content: a copy of the file is the same code, and a file that was changed is another.
@@ -158,7 +160,7 @@ def find(reference: str, *, load_module: bool) -> tuple[Any, Code]:
     if code is None and load_module:
         (code,) = load(stem)
     if code is None:
-        raise ValueError(f"{reference} names code that is not imported; pass imports='{stem}.py' (--import {stem}.py)")
+        raise ValueError(f"{reference} names code that is not imported; pass imports='{stem}.py'")
     if not hasattr(code.module, name):
         raise ValueError(f"{code.name} has no {name!r}")
     return getattr(code.module, name), code
@@ -199,7 +201,7 @@ def needed(specs: Iterable[str]) -> dict[str, Code]:
         if code is None:
             raise ValueError(
                 f"the scheme {name} is known to this process alone, and runs have processes of their own; write its "
-                f"class to a file and pass imports='FILE.py' (--import FILE.py)"
+                f"class to a file and pass imports='FILE.py'"
             )
         found[name] = code
     return found

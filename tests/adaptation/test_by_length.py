@@ -68,5 +68,10 @@ def test_an_adaptation_has_a_row_per_length():
     assert [row.length for row in done.lengths][-1] == 64
     mean = sum(row.adapted for row in done.lengths) / len(done.lengths)
     assert 0.5 < mean <= 1
-    assert "| tokens | adapted | original, truncated | original, chunked |" in str(done)
+    assert "| tokens, up to | adapted | original, truncated | original, chunked |" in str(done)
+    texts = [row.texts for row in done.lengths]
+    assert texts == [32, 32, 32]
+    assert "these held-out texts: 32 of up to 1" in done.measured_on
+    assert done.measured_on.endswith("32 of up to 64 tokens.")
+    assert done.measured_on in str(done)
     assert f"| 64 | {done.lengths[-1].adapted:.4f} |" in str(done)

@@ -24,6 +24,18 @@ def test_a_fit_recovers_a_bias(spec):
     assert float((silent - before).norm() / before.norm()) > 0.1  # position mattered
 
 
+def test_a_fit_on_little_text_says_that_its_share_is_too_high():
+    line = " ".join(f"w{n}" for n in range(10, 30))
+    few, enough = (
+        locant.fit(t5(), "tisa:kernels=1", text, tokenizer=TOKENS, length=16, tokens=64)
+        for text in ([line], [line] * fitting.FEW_TOKENS)
+    )
+    count = Sampler(TOKENS, [line]).tokens(10**6)
+    assert any(f"a text of {count} tokens: the share is measured on the same text" in each for each in few.notices)
+    assert enough.notices == []
+    assert "measured on" in fitting.Fit.explained.__doc__
+
+
 def test_a_free_bias_explains_more_than_tisa_and_tisa_more_than_nothing():
     shares = {spec: fitted(t5(), spec).explained for spec in ("toeplitz", "tisa:kernels=5", "tisa:kernels=1", "nope")}
     assert shares["toeplitz"] > shares["tisa:kernels=5"] > shares["tisa:kernels=1"] > 0.05

@@ -32,7 +32,8 @@ def test_what_is_said_before_the_work():
     said = before_fit("60s", Pace(3.5, 18.5, timing=10.0), 18.5, 0)
     assert said == "60s have room for 9 steps of 3.5 s, less the time of the fit; measuring adds about 56 s"
     assert before_fit("9steps", None, 60.0, 1) == (
-        "measuring adds about 3 min and the time of 1 score in each of four states"
+        "9steps are steps of training; the fit takes its time before them, and measuring adds about 3 min "
+        "and the time of 1 score in each of four states"
     )
     assert too_few("60s", Pace(3.5, 18.5, timing=10.0), 49.0) == (
         "the model is fitted only, not trained: the fit took 49 s of 60s, and fewer than 5 steps of 3.5 s fit into "

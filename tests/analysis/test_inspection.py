@@ -283,6 +283,8 @@ def test_names_of_pages(folder, tmp_path):
     ):
         code, output = run(folder, "-o", tmp_path / given)
         assert code == 0, output
+        for stage in inspection.STAGES:  # no terminal, no bar: a line for each
+            assert f": {stage}" in output
         assert (tmp_path / page_name).is_file()
         assert len(list((tmp_path / tables).glob("*.csv"))) > 5
 

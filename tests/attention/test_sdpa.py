@@ -384,3 +384,15 @@ def test_one_query_whose_bias_hides_every_key_gets_zeros():
         out = locant.attend(q, k, v, OneHead(), impl="sdpa")
         torch.testing.assert_close(out, locant.attend(q, k, v, OneHead(), impl="eager"))
     assert (out[:, 0] == 0).all()
+
+
+@pytest.mark.parametrize("spec", ["rope", "nope"])
+def test_a_second_derivative_raises_in_words(spec):
+    scheme = locant.scheme(spec, n_heads=2, head_dim=8)
+    q, k, v = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(3))
+    out = locant.attend(q, k, v, scheme, impl="sdpa")
+    first = torch.autograd.grad(out.square().sum(), [q, k, v], create_graph=True)
+    plain = torch.autograd.grad(locant.attend(q, k, v, scheme, impl="sdpa").square().sum(), [q, k, v])
+    assert all(torch.equal(x, y) for x, y in zip(first, plain, strict=True))  # the first one works
+    with pytest.raises(NotImplementedError, match="impl='fused' or impl='eager'"):
+        sum(x.square().sum() for x in first).backward()

@@ -141,6 +141,7 @@ def test_native_restores_what_a_swap_kept(model, left, tmp_path):
     done = locant_command("swap", tmp_path / "kept", "native", "-o", tmp_path / "back")
     assert done.exit_code == 0, done.output
     assert "absolute: learned:length=64" in done.stdout
+    assert "learned:length=64+tisa" in done.stdout  # before: the swap kept the table, and it still adds positions
     before, after = (load_file(f"{folder}/model.safetensors") for folder in (model, tmp_path / "back"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -229,3 +230,25 @@ def test_without_transformers_the_extra_is_named(given, tmp_path, monkeypatch):
     assert done.exit_code == 2
     assert "needs transformers; install it with: pip install 'locant[hf]'" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_no_model_gives_one_line_and_no_warning(tmp_path, recwarn):
+    done = locant_command("swap", "no-such-model-anywhere", "alibi", "-o", tmp_path / "new")
+    assert done.exit_code == 2
+    assert "there is no folder no-such-model-anywhere, and no model of that name" in done.stderr
+    assert not [each for each in recwarn if "sentence-transformers" in str(each.message)]
+    with pytest.raises(OSError, match=r"^there is no folder no-such-model-anywhere, and no model"):
+        locant.load("no-such-model-anywhere")
+
+
+def test_code_that_is_missing_is_asked_for_by_the_option(tmp_path):
+    done = locant_command("schemes", "--import", tmp_path / "nofile.py")
+    assert f"there is no file {tmp_path / 'nofile.py'}" in done.stderr
+    done = locant_command("compare", "no-such-task", "--schemes", "nope,alibi", "-o", tmp_path / "new")
+    assert "a task of your own needs its file: --import FILE.py" in done.stderr
+    assert "imports=" not in done.stderr
+
+
+def test_a_string_is_no_model():
+    with pytest.raises(TypeError, match=r"got str; open it first: locant.load\('folder'\)"):
+        locant.swap("folder", "tisa")

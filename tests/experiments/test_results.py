@@ -69,9 +69,9 @@ def test_a_score_that_is_no_number_is_last_and_wins_nothing(tmp_path):
 def test_the_sentences_of_a_whole_comparison(tmp_path):
     assert conclusions(tmp_path, whole(tmp_path)) == [
         "tisa has the best mean loss, 3.65. Against the second, alibi: no difference shown "
-        "(difference −0.133, 95 % interval −0.323 to +0.0564, 3 seeds).",
-        "Better than learned in loss: tisa (−0.45) and alibi (−0.317).",
-        "nope against learned: no difference shown (difference +0.05, 95 % interval −0.323 to +0.423, 3 seeds).",
+        "(difference −0.1333, 95 % interval −0.3231 to +0.0564, 3 seeds).",
+        "Better than learned in loss: tisa (−0.45) and alibi (−0.3167).",
+        "nope against learned: no difference shown (difference +0.05, 95 % interval −0.3226 to +0.4226, 3 seeds).",
         "At 1,024 tokens, 8 × the trained length, alibi has the best mean loss: 3.596 (3.783 at 128).",
         "learned cannot read 256, 512 and 1,024 tokens: its positions end at 128.",
     ]
@@ -93,7 +93,7 @@ def test_one_that_is_worse_comes_with_its_interval(tmp_path):
     # c − a: 0.8, 0.82, 0.8; d − a: 0.05 three times, but for rounding
     assert conclusions(tmp_path, comparison)[1:3] == [
         "The difference to a is the same in every seed, so there is no spread to judge it by: d (+0.05).",
-        "c is worse than a in loss (difference +0.807, 95 % interval +0.778 to +0.835, 3 seeds).",
+        "c is worse than a in loss (difference +0.8067, 95 % interval +0.778 to +0.8354, 3 seeds).",
     ]
 
 

@@ -54,7 +54,7 @@ for name, way in ways.items():
         found = message(way, **trusted)
         assert "pip install 'locant[hf]'" in found and "locant.load" in found, (name, trusted, found)
 found = message(lambda: BertModel.from_pretrained(folder))
-assert "pip install locant" in found and "locant.load" in found, found
+assert "pip install 'locant[hf]'" in found and "locant.load, or with AutoModel after `import locant`" in found, found
 AutoTokenizer.from_pretrained(folder)
 assert "locant" not in sys.modules
 """

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,11 @@ def test_a_model_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     found = opened(swapped(name, tmp_path / "out"))
     assert (found[1].pooling_mode, found.max_seq_length) == ("cls", ANY_LENGTH)
-    with pytest.warns(UserWarning, match="cannot tell whether someone/another is a sentence-transformers model"):
+    (cache / "snapshots" / commit / "modules.json").unlink()
+    with pytest.warns(UserWarning, match="cannot tell whether someone/some-encoder is a sentence-transformers model"):
+        assert sentence_folder(name) is None
+    with warnings.catch_warnings():  # there is no such model, and opening it raises
+        warnings.simplefilter("error")
         assert sentence_folder("someone/another") is None
 
 

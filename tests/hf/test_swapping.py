@@ -18,6 +18,7 @@ from transformers import (
 )
 
 import locant
+from locant.hf.length import named_length
 from locant.hf.listening import observing
 from locant.hf.mechanisms import Embedded
 from tests.hf_models import (
@@ -104,6 +105,27 @@ def test_restored_bit_for_bit(kind):
     assert all(torch.equal(after[name], weights[name]) for name in weights)
     assert model.config.to_dict() == config
     assert locant.native(model).kind != "swapped"
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_native_has_the_positions_that_were_kept(kind, tmp_path):
+    """Also the model's own table: it still adds positions and limits the length, after loading too."""
+    model, given = make(kind), inputs(kind)
+    own = locant.native(model).stacks[0]
+    for spec in ("alibi", "sinusoidal"):
+        locant.swap(model, spec, keep_native=True)
+        found = locant.native(model)
+        before = output(model, **given)
+        assert (own.embed is None) or str(own.embed) in str(found)
+        assert spec in str(found)
+        if own.embed is not None:
+            assert named_length(model.config) == named_length(make(kind).config)
+        locant.swap(model, found)
+        torch.testing.assert_close(output(model, **given), before, **EXACT)
+        locant.swap(model, "native")
+    model = locant.swap(model, "alibi", keep_native=True)
+    model.save_pretrained(tmp_path)
+    assert str(locant.native(locant.load(tmp_path))) == str(locant.native(model))
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "gpt2", "roberta", "opt", "modernbert", "t5"])

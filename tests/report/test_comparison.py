@@ -67,10 +67,10 @@ def test_the_ranked_table(tmp_path):
     assert float(tisa["loss"]) == pytest.approx(3.65)
     assert tisa["95 % interval"] == "3.277 … 4.023"
     assert float(tisa["minus learned"]) == pytest.approx(-0.45)
-    assert tisa["its interval"] == "−0.574 … −0.326"
+    assert tisa["its interval"] == "−0.5742 … −0.3258"
     assert tisa["in words"] == alibi["in words"] == "better"
     assert (learned["in words"], learned["minus learned"], learned["its interval"]) == ("baseline", "", "")
-    assert (nope["in words"], nope["its interval"]) == ("no difference shown", "−0.323 … +0.423")
+    assert (nope["in words"], nope["its interval"]) == ("no difference shown", "−0.3226 … +0.4226")
     assert (learned["parameters"], learned["s/step"], learned["MB"]) == ("16384", "0.25", "700")
     assert {row["runs"] for row in rows} == {"3 of 3"}
 

@@ -27,10 +27,11 @@ from locant.hf.modes import evaluating
 class LengthRow:
     """Agreement with the original on held-out texts of one length."""
 
-    length: int
+    length: int  # of the longest text: texts end with a sentence, so it may be less than was asked for
     adapted: float
     truncated: float
     chunked: float
+    texts: int
 
 
 def rows_by_length(
@@ -44,6 +45,7 @@ def rows_by_length(
             mean_agreement(kind, [reference], model, [batch]),
             _truncated(teacher, batch, reference),
             _chunked(teacher, batch, reference),
+            len(batch["input_ids"]),
         )
         for batch, reference in zip(batches, outputs, strict=True)
     ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from locant.adaptation.result import Adapted
-from locant.hf.checkpoint import hub_name
+from locant.hf.checkpoint import CONFIG, hub_name
 from locant.hf.saving import OPENING, base_model
+from locant.runs.untrusted import read_json
 
 
 def card(done: Adapted, settings: dict[str, Any], modules: list[str]) -> str:
@@ -17,7 +19,7 @@ def card(done: Adapted, settings: dict[str, Any], modules: list[str]) -> str:
     modules    the kinds of modules of a sentence-transformers model; empty for other models.
     """
     original = hub_name(settings["model"])
-    name = original or Path(settings["model"] or type(done.model).__name__).name  # without the path of a local folder
+    name = original or name_of(settings["model"]) or type(done.model).__name__
     pooling = settings["pooling"] and settings["pooling"].replace(settings["model"] or name, name)
     trained = "every weight was" if settings["train"] == "all" else "the parameters of the scheme were"
     if "part" in settings and settings["train"] == "all":
@@ -47,6 +49,40 @@ Agreement is with the original, {where}. *silenced* is the original without its 
 the fitted scheme, before training: {done.fit.summary}.{_on_pooling(pooling)}
 {_on_part(done, settings)}
 {_opening(modules)}"""
+
+
+PLAIN = re.compile(
+    r"(model|models|transformer|0_transformer|checkpoint|snapshots?|weights|out|output|final|best|last|latest)"
+    r"([-_]?\d+)?|[0-9a-f]{12,64}", re.IGNORECASE,
+)  # fmt: skip
+"""Names of folders that do not name a model: model, checkpoint-500, the hash of a snapshot."""
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+LEVELS = 4
+"""How many folders upwards a name is looked for: a hub cache has models--OWNER--NAME/snapshots/HASH."""
+
+
+def name_of(folder: str | None) -> str:
+    """Returns a name for the model of a folder, without the path; "" if there is none.
+
+    That of the folder, unless it names no model. Then the hub name that its config has, or that of a folder above.
+    """
+    if not folder:
+        return ""
+    places = [Path(folder).resolve(), *Path(folder).resolve().parents][:LEVELS]
+    if PLAIN.fullmatch(places[0].name):
+        written = _written_name(places[0] / CONFIG)
+        if HUB_NAME.fullmatch(written):
+            return written
+    named = next((place.name for place in places if place.name and not PLAIN.fullmatch(place.name)), "")
+    return named.removeprefix("models--").replace("--", "/") if named.startswith("models--") else named
+
+
+def _written_name(config: Path) -> str:
+    """What older versions of transformers wrote into a config: the name it was loaded by."""
+    try:
+        return str(read_json(config).get("_name_or_path") or "")
+    except (OSError, ValueError):
+        return ""
 
 
 def _on_part(done: Adapted, settings: dict[str, Any]) -> str:

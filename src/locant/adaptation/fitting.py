@@ -51,6 +51,8 @@ BATCH_TOKENS = 2048
 """Tokens per batch, at most, unless one sequence has more."""
 MEMORY = 2**30
 """Bytes that the attention weights of the original may take."""
+FEW_TOKENS = 1000
+"""Below this many tokens of text the explained share is far above that on other text, and a notice says so."""
 ITERATIONS = 20
 """Iterations of L-BFGS for a scheme alone."""
 ITERATIONS_WITH_QUERIES = 40
@@ -85,7 +87,10 @@ class Fit:
 
     @property
     def explained(self) -> float:
-        """The explained share of all heads together; heads that depend more on position count more."""
+        """The explained share of all heads together; heads that depend more on position count more.
+
+        It is measured on the sequences of the fit, not on other text. With little text it is too high.
+        """
         silenced = sum(head.silenced for head in self.heads)
         return 1 - sum(head.fitted for head in self.heads) / silenced if silenced > 1e-9 else 1.0
 
@@ -145,13 +150,20 @@ def fit(
     tokenizer, lines = sample.tokenizer_of(model, tokenizer), sample.pieces(text)
     part = part_of(model)
     checks.check_vocabulary(part.model, tokenizer, lines)
-    batches = _batches(part.model, sample.Sampler(tokenizer, lines, seed=seed), length, tokens)
+    sampler = sample.Sampler(tokenizer, lines, seed=seed)
+    batches = _batches(part.model, sampler, length, tokens)
+    little = sampler.tokens(FEW_TOKENS)
     changes = _QueryChanges() if queries else None
     modes = {module: module.training for module in model.modules()}
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
             found = _fit(part.model, spec, batches, on_stage, changes, seconds)
+            if little < FEW_TOKENS:
+                found.notices.append(
+                    f"fitted on a text of {little} tokens: the share is measured on the same text, and on other text "
+                    f"it is lower; pass a text of a few thousand words"
+                )
             part.join()
             return found.of_part(part)
     except BaseException:

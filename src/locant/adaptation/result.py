@@ -61,15 +61,21 @@ class Adapted:
             [f"{row.length:,}", f"{row.adapted:.4f}", f"{row.truncated:.4f}", f"{row.chunked:.4f}"]
             for row in self.lengths
         ]
-        tables = [_markdown(head, lines), *([_markdown(self.length_head, at)] if at else [])]
+        tables = [_markdown(head, lines), *([self.measured_on, _markdown(self.length_head, at)] if at else [])]
         if self.readings:
             tables.append(_markdown(READING_HEAD, [reading_cells(each) for each in self.readings]))
         return "\n\n".join(tables)
 
     @property
+    def measured_on(self) -> str:
+        """The texts on which agreement is measured, in one sentence. Most of them are short."""
+        each = [f"{row.texts} of up to {row.length:,} tokens" for row in self.lengths]
+        return f"Agreement is the mean over these held-out texts: {', '.join(each)}."
+
+    @property
     def length_head(self) -> list[str]:
         """The columns of the table by length."""
-        return ["tokens", self.rows[-1].state, "original, truncated", "original, chunked"]
+        return ["tokens, up to", self.rows[-1].state, "original, truncated", "original, chunked"]
 
 
 READING_HEAD = ["original, reading", "nDCG@10", "95 % interval", "accuracy@1"]

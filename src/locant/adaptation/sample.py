@@ -113,6 +113,15 @@ class Sampler:
         """Returns a padded batch whose rows have as many whole sentences as fit into `length` tokens."""
         return padded([self._row(length, whole=True) for _ in range(count)], self.tokenizer)
 
+    def tokens(self, most: int) -> int:
+        """Returns how many tokens the text has. Stops counting at `most`: tokenizing a long text takes time."""
+        found = 0
+        for line in self.lines:
+            found += sum(map(len, self._split(line)))
+            if found >= most:
+                return most
+        return found
+
     def _row(self, length: int, *, whole: bool) -> list[int]:
         inside = length - len(self.before) - len(self.after)
         if inside < 1:

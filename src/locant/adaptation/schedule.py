@@ -42,7 +42,7 @@ def before_fit(given: str, pace: Pace | None, evaluation: float, scores: int) ->
     """Returns what is known before the work starts: the steps that fit, and what measuring adds.
 
     given        the budget, as the caller wrote it.
-    pace         None for a budget in steps.
+    pace         None for a budget in steps, and where nothing is trained or a training is resumed.
     evaluation   the seconds of one evaluation of agreement.
     scores       the number of scores that each state gets.
     """
@@ -50,7 +50,9 @@ def before_fit(given: str, pace: Pace | None, evaluation: float, scores: int) ->
     if scores:
         words += f" and the time of {scores} {'score' if scores == 1 else 'scores'} in each of four states"
     seconds = Budget.parse(given).seconds
-    if pace is None or seconds is None:
+    if seconds is None:
+        return f"{given} are steps of training; the fit takes its time before them, and {words}"
+    if pace is None:
         return words
     most = pace.steps(seconds - pace.timing)
     return f"{given} have room for {most:,} steps of {pace.step:.2g} s, less the time of the fit; {words}"

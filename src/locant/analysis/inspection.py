@@ -22,7 +22,6 @@ from locant.analysis.certainty import Certainty, certainty
 from locant.analysis.places import place_of
 from locant.hf.encoder import encoder_of
 from locant.hf.facts import has_decoder, is_causal, limits
-from locant.hf.plan import plan_of
 from locant.hf.readout import native
 
 LENGTH, SEQUENCES = 128, 24
@@ -144,9 +143,6 @@ def inspect(
     found = Inspection(name, _facts(model, tokens))
     try:
         found.facts["positions"] = str(native(model))
-        plan = plan_of(model)
-        if plan is not None and plan.keep_native:
-            found.facts["positions"] += ", beside the model's own"
     except (NotImplementedError, ValueError, RuntimeError, IndexError) as problem:
         found.note(problem, "positions")
     if has_decoder(model):

@@ -160,7 +160,7 @@ class BiasGradient(torch.autograd.Function):
 
 
 def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
-    return F.scaled_dot_product_attention(
+    out = F.scaled_dot_product_attention(
         q,
         k,
         v,
@@ -170,6 +170,36 @@ def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
         scale=request.scale,
         enable_gqa=decided(k.shape[1] != q.shape[1]),
     )
+    node = out.grad_fn
+    if node is not None and not torch.compiler.is_compiling() and "FlashAttentionForCpu" in node.name():
+        node.register_hook(_explain_second_derivatives)
+    return out
+
+
+def _explain_second_derivatives(grads: Any, _: Any) -> Any:
+    """Called after the backward pass of the kernel, with its gradients; `create_graph=True` enables gradients there."""
+    if not torch.is_grad_enabled():
+        return None
+    return tuple(grad if grad is None else _NoSecondDerivative.apply(grad) for grad in grads)
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    """Returns a gradient unchanged; its backward raises before torch does, and states what to do."""
+
+    @staticmethod
+    def forward(grad: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Stores nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise NotImplementedError(
+            "PyTorch's kernel for CPUs, which impl='sdpa' and often impl='auto' use, has no second derivative; call "
+            "locant.attend with impl='fused' or impl='eager'"
+        )
 
 
 def _band(request: Request) -> tuple[Tensor, int] | None:

@@ -82,6 +82,7 @@ def _conclude(done: Any, out: Path) -> None:
     for notice in (*done.fit.notices, *done.notices):
         console.print(escape(notice), highlight=False)
     console.print(_table(done))
+    console.print(done.measured_on, markup=False, highlight=False)
     console.print(_by_length(done))
     if done.readings:
         console.print(_readings(done))

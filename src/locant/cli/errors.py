@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +22,16 @@ def plain_errors() -> Iterator[None]:
         raise SystemExit(130) from None
 
 
+IMPORTS = re.compile(r"\bimports='([^']*)'")
+"""How the library asks for code; a command asks for the option."""
+
+
 def print_error(message: str) -> None:
-    """Prints `error:` and the message to stderr. It does without rich, whose import takes longer than all the rest."""
+    """Prints `error:` and the message to stderr, with `--import FILE` for the `imports='FILE'` of the library.
+
+    It does without rich, whose import takes longer than all the rest.
+    """
+    message = IMPORTS.sub(lambda found: f"--import {shlex.quote(found[1])}", message)
     if sys.stderr is None:  # closed by the caller
         return
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")

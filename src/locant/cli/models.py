@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from locant.cli.terminal import MARKS, console
 from locant.hf import load, memory, native, swapping
 from locant.hf.layers import other_layers
-from locant.hf.plan import plan_of
+from locant.hf.plan import ANY_LENGTH, plan_of
 from locant.hf.saving import in_words, save_tokenizer
 from locant.hf.sentence_folder import sentence_folder
 from locant.hf.support import Layers, support_of
@@ -40,6 +40,8 @@ def inspect(
             if number == 0:  # two models may have one name
                 bars[name] = progress.add_task(name, total=total)
             progress.update(bars[name], description=stage, completed=number)
+            if not console.is_terminal:  # a log has no bar
+                console.print(f"{name}: {stage}", markup=False, highlight=False)
 
         found = inspecting.inspect(
             model,
@@ -88,10 +90,6 @@ def swap(model: str, spec: str, out: Path, keep_native: bool, impl: str) -> None
             source.copy_to(folder, loaded)
     plan = plan_of(loaded)
     after = _summary(loaded)
-    if plan is not None:
-        after["positions"] = f"{before['positions']} + {spec}" if keep_native else spec
-        if not keep_native or plan.replaced:
-            after["maximum length"] = str(plan.max_length() or "none")
     table = Table(title=_title(loaded, plan))
     for column in ("", "before", "after"):
         table.add_column(column)
@@ -123,6 +121,7 @@ def _check_native(model: Any, spec: str, *, keep_native: bool) -> None:
 def _summary(model: Any) -> dict[str, str]:
     """The rows of the table that `locant swap` prints, for one model."""
     length = getattr(model.config, "max_position_embeddings", None)
+    length = None if length == ANY_LENGTH else length
     return {
         "positions": _own_positions(model),
         "parameters": f"{model.num_parameters():,}",

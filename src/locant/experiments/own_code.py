@@ -45,13 +45,13 @@ def _refusal(name: str, copy: Path, *, changed: bool) -> str:
     if changed:
         return (
             f"{name} has changed since this comparison began, and its runs must not differ in their code. Name a new "
-            f"folder, or pass the code it began with: imports='{copy}' (--import {copy}). New schemes can be in a file "
+            f"folder, or pass the code it began with: imports='{copy}'. New schemes can be in a file "
             f"of their own"
         )
     what = copy if name.endswith(".py") else name
     return (
         f"this comparison uses code of its own, {name}, and locant runs no code of a folder by itself. If you trust "
-        f"it, pass imports='{what}' (--import {what})"
+        f"it, pass imports='{what}'"
     )
 
 

@@ -284,7 +284,7 @@ def _listed(words: list[str]) -> str:
 
 
 def _plus(value: float) -> str:
-    return f"{value:+.3g}".replace("-", "−")
+    return f"{value:+.4g}".replace("-", "−")  # as many digits as the tables of the page have (report/numerals.py)
 
 
 def _signed(at: Estimate) -> str:

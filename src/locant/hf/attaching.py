@@ -71,7 +71,15 @@ def set_length(model: PreTrainedModel, plan: Plan) -> None:
     """Writes the number of positions that a swapped model has into its configs."""
     for config in configs(model):
         if named_length(config) is not None and (not plan.keep_native or plan.replaced):
-            config.max_position_embeddings = plan.max_length() or ANY_LENGTH
+            kept = plan.before["max_position_embeddings"] if _keeps_table(model, plan) else ANY_LENGTH
+            config.max_position_embeddings = min(plan.max_length() or ANY_LENGTH, kept)
+
+
+def _keeps_table(model: PreTrainedModel, plan: Plan) -> bool:
+    """Whether a table of the model itself, which limits the length, is still in use."""
+    mechanism, base = family_of(model).mechanism, model.base_model
+    stacks = [base.get_submodule(stack.path) for stack in plan.stacks] if plan.keep_native else []
+    return any(mechanism.own_table(stack) is not None for stack in stacks)
 
 
 def detach(model: PreTrainedModel) -> Plan:

@@ -73,8 +73,18 @@ def check_name(name: str | Path, subfolder: str = "") -> None:
 
 
 def config_of(name: str | Path, **where: Any) -> dict[str, Any]:
-    """Returns the content of config.json; ValueError if it is damaged or asks for what locant does not do."""
-    found = Path(str(cached_file(name, CONFIG, **where)))  # raises OSError if there is none
+    """Returns the content of config.json; ValueError if it is damaged or asks for what locant does not do.
+
+    OSError if there is neither a folder nor a model of the hub with this name.
+    """
+    try:
+        found = Path(str(cached_file(name, CONFIG, **where)))
+    except OSError as problem:
+        if Path(name).exists():
+            raise
+        raise OSError(
+            f"there is no folder {name}, and no model of that name could be fetched from the Hugging Face hub"
+        ) from problem
     data = untrusted.read_json(found)
     for key, value in _entries(data):
         if key.lstrip("_") in IMPLEMENTATIONS and "/" in str(value):

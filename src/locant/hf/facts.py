@@ -70,23 +70,13 @@ def limits(model: PreTrainedModel) -> Limits:
     if plan is not None:
         trained = plan.before.get("max_position_embeddings", trained)
     found = [] if plan is None else [plan.max_length()]
-    if isinstance(family.mechanism, Table) and (plan is None or plan.keep_native):
-        first, kept = family.mechanism.first(stack), [] if plan is None else plan.replaced
-        originals = [table for x in kept if (table := _table(x.original)) is not None]
-        table = originals[0] if originals else family.mechanism.table(stack)
-        found.append(table.shape[0] - first)
+    if plan is None or plan.keep_native:
+        table = family.mechanism.own_table(stack)
+        found.append(None if table is None else table.shape[0])
     if isinstance(family.mechanism, Table) and trained is not None:
         trained -= family.shift(stack)  # RoBERTa's 514 are 512
     known = [limit for limit in found if limit is not None]
     return Limits(min(known) if known else None, trained)
-
-
-def _table(original: Any) -> Tensor | None:
-    """The table of positions that a module or tensor had which a swap replaced."""
-    found = (
-        original if isinstance(original, Tensor) else getattr(original, "weight", getattr(original, "weights", None))
-    )
-    return found if isinstance(found, Tensor) and found.ndim == 2 else None
 
 
 def maximum_length(model: PreTrainedModel, before: int = ANY_LENGTH) -> int:

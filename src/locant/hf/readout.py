@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 
 from locant.hf.finding import family_of
 from locant.hf.mechanisms import Read
-from locant.hf.plan import current_schemes, plan_of
+from locant.hf.mechanisms.table import learned
+from locant.hf.plan import Plan, StackPlan, current_schemes, plan_of
 from locant.hf.probing import find_attentions, probe_through_seam
+from locant.schemes import Scheme, Sum
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,29 @@ class Native:
 
 
 def native(model: PreTrainedModel) -> Native:
-    """Returns the positions that a model has now: its own, or the schemes it was swapped to."""
+    """Returns the positions that a model has now: its own, the schemes it was swapped to, or both (keep_native)."""
     plan = plan_of(model)
-    if plan is not None:
-        stacks = [
-            Read("swapped", stack.embed, current_schemes(model, stack), stack.native_count) for stack in plan.stacks
-        ]
-        return Native("swapped", tuple(stacks))
     family = family_of(model)
     reads = []
     # Building a scheme draws random numbers; the caller's generator must not notice.
     with torch.random.fork_rng(devices=[]):
+        if plan is not None:
+            reads = [
+                Read("swapped", _embedding(model, plan, each), current_schemes(model, each), each.native_count)
+                for each in plan.stacks
+            ]
+            return Native("swapped", tuple(reads))
         for path, attentions in find_attentions(model, family).items():
             stack = model.base_model.get_submodule(path)
             modules = [model.base_model.get_submodule(attention.name) for attention in attentions]
             reads.append(family.mechanism.read(stack, modules, partial(probe_through_seam, model)))
     return Native(reads[0].kind, tuple(reads))
+
+
+def _embedding(model: PreTrainedModel, plan: Plan, stack: StackPlan) -> Scheme | None:
+    """What a swapped model adds to its token embeddings: its own table where the swap kept it, and its new scheme."""
+    parts = [] if stack.embed is None else [stack.embed]
+    if plan.keep_native:
+        table = family_of(model).mechanism.own_table(model.base_model.get_submodule(stack.path))
+        parts = parts if table is None else [learned(table), *parts]
+    return parts[0] if len(parts) == 1 else Sum(*parts) if parts else None

@@ -32,7 +32,10 @@ NEEDS = (
     "locant.load, or import locant before transformers opens it."
 )
 """What transformers prints where it would name a repository with code. It does not know our models without locant."""
-POISON = "this model was changed by locant (pip install locant); open it with locant.load"
+POISON = (
+    "this model was changed by locant; open it with locant.load, or with AutoModel after `import locant`, not with the "
+    "class of the original. Without locant: pip install 'locant[hf]'"
+)
 """Stands where sizes are expected."""
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 

@@ -20,7 +20,7 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from transformers import PreTrainedModel
 
-from locant.hf.checkpoint import is_path
+from locant.hf.checkpoint import CONFIG, file_of, is_path
 from locant.hf.facts import maximum_length
 from locant.runs import files, untrusted
 from locant.runs.untrusted import shortened
@@ -121,6 +121,8 @@ def _root(name: str) -> Path | None:
     try:
         return Path(hf_hub_download(name, MODULES)).parent
     except LocalEntryNotFoundError:
+        if file_of(name, CONFIG) is None:  # there is no such model at all, and opening it raises
+            return None
         warnings.warn(
             f"cannot tell whether {name} is a sentence-transformers model: modules.json is not in the cache, and the "
             f"hub cannot be reached. It is treated as a plain model",

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -132,6 +133,7 @@ def check_model(model: PreTrainedModel) -> None:
         if hasattr(model, "_orig_mod"):
             raise TypeError("the model is compiled; swap it first, then call torch.compile")
         hint = "; swap its transformer: model[0].auto_model" if type(model).__name__ == "SentenceTransformer" else ""
+        hint = f"; open it first: locant.load({str(model)!r})" if isinstance(model, str | Path) else hint
         raise TypeError(f"swap takes a model of transformers, got {type(model).__name__}{hint}")
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise TypeError("the model is compiled; swap it first, then call compile")

@@ -109,7 +109,7 @@ def _intervals(figure: Intervals) -> str:
     def width(start: float, end: float) -> str:
         return f"{100 * (end - start) / (high - low):.3f}%"
 
-    places = decimals((value for row in figure.rows for value in (row.mean, row.low, row.high)), 3)
+    places = decimals(value for row in figure.rows for value in (row.mean, row.low, row.high))
     rows = "".join(_interval(row, percent, width, places) for row in figure.rows)
     ticks = "".join(f'<span style="left:{percent(tick)}">{_signed(tick)}</span>' for tick in _ticks(low, high))
     return (
@@ -120,10 +120,10 @@ def _intervals(figure: Intervals) -> str:
 
 def _interval(row: Interval, percent: Callable[[float], str], width: Callable[[float, float], str], places: int) -> str:
     mean, lower, upper = map(number, (row.mean, row.low, row.high))
-    marks, words = [f'<b style="left:{percent(0)}"></b>'], text(mean, places, 3, plus=True)
+    marks, words = [f'<b style="left:{percent(0)}"></b>'], text(mean, places, plus=True)
     if lower is not None and upper is not None:
         marks.append(f'<i style="left:{percent(lower)};width:{width(lower, upper)}"></i>')
-        words += f" ({text(lower, places, 3, plus=True)} … {text(upper, places, 3, plus=True)})"
+        words += f" ({text(lower, places, plus=True)} … {text(upper, places, plus=True)})"
     marks += [f'<u style="left:{percent(point)}"></u>' for point in row.points if number(point) is not None]
     if mean is not None:
         marks.append(f'<s style="left:{percent(mean)}"></s>')

@@ -151,10 +151,8 @@ def check_model(name: str) -> None:
     checkpoint.check_name(name)
     try:
         checkpoint.config_of(name)
-    except OSError:
-        raise ValueError(
-            f"there is no folder {name}, and no model of that name could be fetched from the Hugging Face hub"
-        ) from None
+    except OSError as problem:
+        raise ValueError(str(problem)) from None
 
 
 def _opened(name: str, words: str | None, on_stage: OnStage, more: Stages, texts: tuple[str, ...]) -> Inspection:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from locant.analysis.invariance.schemes import LENGTH
 from locant.hf.finding import family_of
-from locant.hf.mechanisms import Patches, Table
+from locant.hf.mechanisms import Mechanism
 from locant.hf.plan import Attention, plan_of
 from locant.hf.probing import find_attentions
 from locant.hf.readout import native
@@ -101,14 +101,12 @@ def stacks(model: PreTrainedModel) -> list[Stack]:
     for (path, attentions), positions in zip(names.items(), read.stacks, strict=True):
         stack = base.get_submodule(path)
         tables: list[Callable[[], Tensor]] = []
-        kept = isinstance(mechanism, (Table, Patches)) and (plan is None or plan.keep_native)
-        if kept:
-            tables.append(_native_table(model, stack))
-        if plan is not None and positions.embed is not None:
-            tables.append(_embedding(positions.embed))
-        specs = ([f"learned:length={tables[0]().shape[0]}"] if kept else []) + (
-            [str(positions.embed)] if plan is not None and positions.embed is not None else []
-        )
+        own = mechanism.own_table(stack) if plan is None or plan.keep_native else None
+        if own is not None:
+            tables.append(partial(_own_table, mechanism, stack))
+        new = next((each.embed for each in plan.stacks if each.path == path), None) if plan is not None else None
+        if new is not None:
+            tables.append(_embedding(new))
         project = next(
             (
                 module
@@ -120,7 +118,7 @@ def stacks(model: PreTrainedModel) -> list[Stack]:
         found.append(
             Stack(
                 name=path if len(names) > 1 else "",
-                spec="+".join(specs),
+                spec="" if positions.embed is None else str(positions.embed),
                 table=partial(_add, tables) if tables else None,
                 project=project,
                 attentions=attentions,
@@ -137,20 +135,11 @@ def _submodule(module: nn.Module, path: str) -> nn.Module | None:
     return module
 
 
-def _native_table(model: PreTrainedModel, stack: nn.Module) -> Callable[[], Tensor]:
-    """Reads the model's own table from the first row that it uses, also while a swap with keep_native stores it."""
-    mechanism, plan = family_of(model).mechanism, plan_of(model)
-    assert isinstance(mechanism, (Table, Patches))
-    first = mechanism.first(stack) if isinstance(mechanism, Table) else 0
-    inside = set(stack.modules())
-    for replaced in plan.replaced if plan is not None else []:
-        original = replaced.original
-        if replaced.parent in inside and original is not None:
-            table = original if isinstance(original, nn.Parameter) else original.weight
-            return lambda: table[0] if table.ndim == 3 else table[first:]
-    if isinstance(mechanism, Patches):
-        return lambda: mechanism.table(stack)[0]
-    return lambda: mechanism.table(stack)[first:]
+def _own_table(mechanism: Mechanism, stack: nn.Module) -> Tensor:
+    """The model's own table, read again at every call: `Stack.table` is about the parameters of that moment."""
+    found = mechanism.own_table(stack)
+    assert found is not None
+    return found
 
 
 def _embedding(scheme: Scheme) -> Callable[[], Tensor]:

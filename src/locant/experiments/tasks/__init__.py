@@ -39,7 +39,7 @@ def find_task(name: str) -> Task:
         near = difflib.get_close_matches(kind, TASKS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"unknown task {name!r}{hint}; choose one of: {', '.join(task_names())}; a task of your "
-                         "own needs its file: imports='FILE.py' (--import FILE.py)")  # fmt: skip
+                         "own needs its file: imports='FILE.py'")  # fmt: skip
     if kind in DETAILED:
         known = {each.lower(): each for each in DETAILED[kind]}
         if detail.lower() not in known:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from locant.hf.interface import original
 from locant.hf.mechanisms.base import Read, Replaced, Run, add_embedding
@@ -34,6 +34,9 @@ class LinearBias:
     def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         n_heads: Any = stack.num_heads
         return Read(self.kind, None, [Alibi(**self.options, n_heads=n_heads) for _ in attentions])
+
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        return None
 
     def width(self, stack: nn.Module) -> int:
         return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from locant.hf.interface import EMBED
 from locant.schemes import Scheme
@@ -67,6 +67,13 @@ class Mechanism(Protocol):
 
     def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         """Returns the native positions as schemes, one per attention module. `run` is for measurements."""
+        ...
+
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        """Returns the native absolute positions [length, width] as the model has them now; None if there are none.
+
+        A swap with keep_native leaves them in the model, so this also finds them after `silence` with `keep`.
+        """
         ...
 
     def width(self, stack: nn.Module) -> int:

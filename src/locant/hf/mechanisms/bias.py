@@ -43,6 +43,9 @@ class Bias:
         scheme = _t5(weight, max_distance=distance, bidirectional=not parent.is_decoder)
         return Read(self.kind, None, [scheme] * len(attentions))
 
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        return None
+
     def width(self, stack: nn.Module) -> int:
         return embedding_width(stack)
 
@@ -95,6 +98,9 @@ class Biases:
         if missing:
             raise NotImplementedError(f"{type(stack).__name__} has no table of biases for {missing[0]}")
         return Read(self.kind, None, [found[module] for module in attentions])
+
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        return None
 
     def width(self, stack: nn.Module) -> int:
         return embedding_width(stack)

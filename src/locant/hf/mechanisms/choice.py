@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from locant.hf.mechanisms.base import Mechanism, Read, Replaced, Run
 from locant.schemes import Scheme
@@ -23,6 +23,9 @@ class Choice:
 
     def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         return self.of(stack).read(stack, attentions, run)
+
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        return self.of(stack).own_table(stack)
 
     def width(self, stack: nn.Module) -> int:
         return self.of(stack).width(stack)

@@ -62,6 +62,10 @@ class Disentangled:
         kind = self.kind if layers is not None else "absolute"
         return Read(f"absolute and {kind}" if layers and embed else kind, embed, layers)
 
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        table = self.table(stack)
+        return None if table is None else table.own_table(stack)
+
     def width(self, stack: nn.Module) -> int:
         return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
 

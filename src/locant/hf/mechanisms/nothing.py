@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from locant.hf.mechanisms.base import Read, Replaced, Run, add_embedding, embedding_width
 from locant.schemes import Nope, Scheme
@@ -21,6 +21,9 @@ class Nothing:
 
     def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         return Read(self.kind, None, [Nope() for _ in attentions])
+
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        return None
 
     def width(self, stack: nn.Module) -> int:
         return embedding_width(stack)

@@ -70,5 +70,10 @@ class Patches:
     def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         return Read(self.kind, learned(self.table(stack)[0]), None)
 
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        kept = find(stack, self.path)[0]._modules.get(EMBED)
+        table = kept.native if isinstance(kept, EmbeddedPatches) else self.table(stack)
+        return None if table is None else table[0]
+
     def width(self, stack: nn.Module) -> int:
         return self.table(stack).shape[2]

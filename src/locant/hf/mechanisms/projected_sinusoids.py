@@ -33,6 +33,9 @@ class ProjectedSinusoids:
                 )
         return Read(self.kind, None, [_scheme(attention) for attention in attentions])
 
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        return None
+
     def width(self, stack: nn.Module) -> int:
         return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
 

@@ -55,6 +55,9 @@ class RelativeLogits:
     def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         return Read(self.kind, None, [_scheme(attention) for attention in attentions])
 
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        return None
+
     def width(self, stack: nn.Module) -> int:
         return embedding_width(stack)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from locant.hf.mechanisms.base import Read, Replaced, Run, add_embedding, embedding_width, find
 from locant.hf.mechanisms.unturned import Form, Unturned, form_of_calls, form_of_module
@@ -47,6 +47,9 @@ class Rotary:
             for each in reversed(replaced):
                 each.put_back()
         return Read(self.kind, None, [read_layer(stack, attention, runs) for attention in attentions])
+
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        return None
 
     def width(self, stack: nn.Module) -> int:
         return embedding_width(stack)

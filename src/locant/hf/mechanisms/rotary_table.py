@@ -36,6 +36,9 @@ class RotaryTable:
             schemes.append(_rope(type(stack).__name__, table, head_dim))
         return Read(self.kind, None, schemes)
 
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        return None
+
     def width(self, stack: nn.Module) -> int:
         return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
 
@@ -61,6 +64,9 @@ class SharedRotaryTable:
             )
         table: Any = stack.get_submodule(self.path).weight
         return Read(self.kind, None, [_rope(type(stack).__name__, table, table.shape[1]) for _ in attentions])
+
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        return None
 
     def width(self, stack: nn.Module) -> int:
         return int(stack.get_input_embeddings().weight.shape[1])  # type: ignore[operator]

@@ -49,9 +49,7 @@ class Table:
 
     def table(self, stack: nn.Module) -> Tensor:
         """Returns the whole table, unused rows included."""
-        weight = stack.get_submodule(self.path).weight
-        assert isinstance(weight, Tensor)
-        return weight
+        return self.of_module(stack.get_submodule(self.path))
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
         if keep and embed is None:
@@ -63,6 +61,22 @@ class Table:
 
     def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         return Read(self.kind, learned(self.table(stack)[self.first(stack) :]), None)
+
+    def own_table(self, stack: nn.Module) -> Tensor | None:
+        parent, name = find(stack, self.path)
+        module = getattr(parent, name)
+        if isinstance(module, (Embedded, Carried)):
+            kept = module.table if isinstance(module, Indexed) else module.native
+            table = kept if kept is None or isinstance(kept, Tensor) else self.of_module(kept)
+        else:
+            table = self.table(stack)
+        return None if table is None else table[self.first(stack) :]
+
+    def of_module(self, module: nn.Module) -> Tensor:
+        """Returns the whole table of the module that holds it."""
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        return weight
 
     def width(self, stack: nn.Module) -> int:
         return self.table(stack).shape[1]
@@ -149,8 +163,8 @@ class CarriedTable(Table):
     def first(self, stack: nn.Module) -> int:
         return self.row
 
-    def table(self, stack: nn.Module) -> Tensor:
-        found: Tensor = getattr(stack.get_submodule(self.path), self.attribute)
+    def of_module(self, module: nn.Module) -> Tensor:
+        found: Tensor = getattr(module, self.attribute)
         return found
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
@@ -167,7 +181,9 @@ class CarriedTableAfterPadding(CarriedTable):
     """FSMT: the same, with rows up to the padding token's id that are unused."""
 
     def first(self, stack: nn.Module) -> int:
-        return int(stack.get_submodule(self.path).padding_idx) + 1  # type: ignore[arg-type]
+        module = stack.get_submodule(self.path)
+        holds: Any = module.native if isinstance(module, Carried) else module
+        return int(holds.padding_idx) + 1
 
 
 @dataclass(frozen=True)

@@ -45,4 +45,4 @@ def score_intervals(rows: Sequence[SchemeResult]) -> list[str]:
 def difference_intervals(rows: Sequence[SchemeResult]) -> list[str]:
     """Returns the column of the intervals of differences to the baseline; empty for the baseline itself."""
     gaps = [None if row.against is None else (row.against.estimate.low, row.against.estimate.high) for row in rows]
-    return interval_texts(gaps, 3, plus=True)
+    return interval_texts(gaps, plus=True)

@@ -26,7 +26,7 @@ def terminal_table(comparison: Comparison, rows: list[SchemeResult], sentences: 
         "scheme": [row.scheme for row in rows],
         metric: column_texts([row.score.mean for row in rows]),
         "95 % interval": score_intervals(rows),
-        minus: column_texts(["" if row.against is None else row.against.estimate.mean for row in rows], 3, plus=True),
+        minus: column_texts(["" if row.against is None else row.against.estimate.mean for row in rows], plus=True),
         "its interval": difference_intervals(rows),
         "in words": [in_words(row) for row in rows],
         **{f"at {length:,}": column_texts([_at(row, length) for row in rows]) for length in longer},
