@@ -23,7 +23,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from locant.adaptation.pooling import pooling_of
 from measuring import RESULTS, command_line, minilm, write_csv
 from scipy.stats import spearmanr
 
@@ -33,6 +32,7 @@ from locant.adaptation.scores import Stsb, _vectors
 from locant.analysis.certainty import Band, Certainty, certainty
 from locant.experiments.run import quiet
 from locant.hf.plan import plan_of
+from locant.hf.pooling import pooling_of
 from locant.hf.sentence_folder import sentence_folder
 
 K, RANDOM_SETS, BOOTSTRAP = 24, 5, 500

@@ -27,14 +27,14 @@ PYTHON_FAULTS = (
     Fault(
         "cached tables: the first element of each tensor is compared",
         "src/locant/attention/tables.py",
-        "torch.equal(a, b)\n",
-        "torch.equal(a.flatten()[:1], b.flatten()[:1])\n",
+        "torch.equal(number, copy)\n",
+        "torch.equal(number.flatten()[:1], copy.flatten()[:1])\n",
     ),
     Fault(
         "cached tables: plain attributes are not compared",
         "src/locant/attention/tables.py",
-        "cached.plain == plain\n",
-        "len(cached.plain) == len(plain)\n",
+        "not self.plain.items() <= attributes.items()",
+        "not len(self.plain) <= len(attributes)",
     ),
     Fault(
         "beam search: positions of cached keys repeat as a whole",

@@ -60,7 +60,7 @@ def test_a_command_killed_while_it_draws_draws_when_it_is_given_again(tmp_path, 
 @pytest.mark.parametrize(
     ("change", "words_"),
     [
-        ({"--eval": "glue"}, "a score must be one of stsb, sentences, clm, mlm"),
+        ({"--eval": "glue"}, "a score must be one of stsb, sentences, longembed, clm, mlm"),
         ({"--eval": "stsb"}, "stsb:PATH"),
         ({"--eval": "clm"}, "predicts no tokens"),
         ({"--text": "nowhere.txt"}, "no file or folder nowhere.txt"),

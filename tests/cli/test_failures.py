@@ -73,6 +73,7 @@ FAILING = {
     "swap": ("{model}", "alibi", "--impl", "none"),
     "adapt": ("{model}", "tisa", "--text", "{text}", "--budget", "2steps", "--length", "4"),
     "inspect": ("{model}", "--text", "{text}", "--heads", "3"),
+    "export": ("{model}", "--to", "smollm3"),
     "compare": ("clm", "--schemes", "tisa", "--data", "{text}.missing"),
     "train": ("clm", "tisa", "--data", "{text}.missing"),
     "finetune": ("clm", "tisa", "--model", "{model}", "--data", "{text}.missing"),

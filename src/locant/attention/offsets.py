@@ -22,7 +22,9 @@ class Offsets:
     device: torch.device
     listed: Tensor | None = None  # [R], the offsets if they are not consecutive
     inverse: Tensor | None = None  # [B or 1, Lq, Lk], the column of every pair if they are not consecutive
-    beyond: int = 0  # so many offsets of the call are before lo, beyond the reach of the scheme; 0 in compiled code
+    # So many offsets of the call are before lo, beyond the reach of the scheme. 0 in compiled code and for positions of
+    # the caller's own, which may be billions apart.
+    beyond: int = 0
 
     @property
     def end(self) -> int:
@@ -46,7 +48,7 @@ def find_offsets(
 ) -> Offsets:
     """The offsets of a call. Positions that are None are consecutive: keys 0 … lk−1, queries the last lq."""
     if positions is None or lq == 0 or any(pos.shape[0] == 0 for pos in positions):  # no values to read
-        return _between(1 - lk, lq - 1 if lq else 1 - lk, device, reach)
+        return _between(1 - lk, lq - 1 if lq else 1 - lk, device, reach, default=True)
     q_pos, k_pos = positions
     known = readable(q_pos) and readable(k_pos)
     if not known and reach is not None:
@@ -63,7 +65,7 @@ def find_offsets(
     return Offsets(int(r[0]), r.shape[0], device, r, inverse)
 
 
-def _between(lo: int, hi: int, device: torch.device, reach: int | None) -> Offsets:
+def _between(lo: int, hi: int, device: torch.device, reach: int | None, default: bool = False) -> Offsets:
     """The offsets lo … hi; none beyond the reach, where terms do not change: `columns` takes the last column there."""
     if reach is None:
         return Offsets(lo, hi + 1 - lo, device)
@@ -71,4 +73,4 @@ def _between(lo: int, hi: int, device: torch.device, reach: int | None) -> Offse
         first, last = (torch.sym_min(torch.sym_max(x, -reach), reach) for x in (lo, hi))
         return Offsets(first, last + 1 - first, device)
     first, last = min(max(lo, -reach), reach), min(max(hi, -reach), reach)
-    return Offsets(first, last + 1 - first, device, beyond=max(first - lo, 0))
+    return Offsets(first, last + 1 - first, device, beyond=max(first - lo, 0) if default else 0)

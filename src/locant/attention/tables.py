@@ -116,12 +116,13 @@ def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool)
 def _computed(scheme: Scheme, offsets: Offsets, decoding: bool) -> tuple[int, Terms]:
     """Tables that cover the offsets, and the offset of their first column.
 
-    While decoding they have room for the keys of the next steps, whose offsets are further back. Beyond the reach of
-    the scheme only a bias has columns: a mask needs a number for every key.
+    While decoding they have room for the keys of the next steps, whose offsets are further back: twice the columns, and
+    not twice the distance, because the query may be far from all keys. Beyond the reach of the scheme only a bias has
+    columns: a mask needs a number for every key.
     """
     if not decoding:
         return offsets.lo, scheme.terms(offsets.r)
-    furthest = min(2 * (offsets.lo - offsets.beyond), offsets.lo)
+    furthest = offsets.lo - offsets.beyond - (offsets.count + offsets.beyond)
     first = furthest if scheme.reach is None else min(max(furthest, -scheme.reach), offsets.lo)
     terms = scheme.terms(torch.arange(first, offsets.end, device=offsets.device))
     if first == furthest or not isinstance(terms, Terms) or terms.used() != ("bias",):

@@ -72,7 +72,7 @@ def _inspect(parser: Parser) -> None:
     parser.option(
         "--certainty",
         action="store_true",
-        help="Add 95 % intervals of the learned curves, by the text. A minute for a small model.",
+        help="Add 95 %% intervals of the learned curves, by the text. A minute for a small model.",
     )
     _imports(parser)
 

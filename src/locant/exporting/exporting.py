@@ -178,11 +178,11 @@ def _opened(stock: Stock, folder: Path) -> Stock:
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # a pooler that the model does not have is made anew
     try:
-        model: Any = type(stock.model).from_pretrained(folder, dtype=stock.model.dtype)
+        model: Any = type(stock.model).from_pretrained(folder, dtype=stock.model.dtype, trust_remote_code=False)
     finally:
         transformers.logging.set_verbosity(before)
     if stock.tokenizer is not None:
-        again = AutoTokenizer.from_pretrained(folder)
+        again = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         for text in ("A cat sat on the mat.", "words, numbers 1024"):
             if again(text)["input_ids"] != stock.tokenizer(text)["input_ids"]:
                 raise CannotExport(

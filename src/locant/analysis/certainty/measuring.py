@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,6 +117,13 @@ class _Unit:
     def largest(self) -> int:
         return max(len(block) for block in self.blocks)
 
+    def information(self, observations: int) -> Tensor:
+        """Returns the curvature of the loss per observation, with zeros between blocks."""
+        found = torch.zeros(2 * self.flat.learned.shape, dtype=torch.float64)
+        for index in self.blocks:
+            found[index[:, None], index[None, :]] = self.scores.curvature(index) / observations
+        return found
+
 
 def certainty(
     model: PreTrainedModel,
@@ -160,33 +168,27 @@ def certainty(
         draws = _draws(units, len(ids))
         generator = torch.Generator().manual_seed(seed)
         causal = is_causal(part, ids)
-        if kind == "tokens":
-            observations = _by_tokens(part, units, ids, draws, generator, tokenizer, causal)
-        elif kind == "vectors":
-            assert original is not None
-            observations = _by_vectors(part, units, ids, draws, generator, original)
-        else:
-            observations = _by_attention(part, units, ids, draws, generator, original)
+        observe: Any = {
+            "tokens": partial(_by_tokens, tokenizer=tokenizer, causal=causal),
+            "vectors": partial(_by_vectors, original=original),  # type: ignore[arg-type]  # `_kind` has checked it
+            "attention": partial(_by_attention, original=original),
+        }[kind]
+        observations: int = observe(part, units, ids, draws, generator)
         if not all(unit.scores.drawn for unit in units):
             raise ValueError(f"{type(model).__name__} ran no attention with its schemes; check that it is complete")
-    seen = ids.numel()
-    factor = 1.0 if learned_from is None else learned_from / seen
+    factor = 1.0 if learned_from is None else learned_from / ids.numel()
     offsets = Offsets(min(reach or ids.shape[1] - 1, ids.shape[1] - 1), causal)
     temper = kind != "tokens" and original is not None
     places, found = [], []
     for unit in units:
         fitted = calibrated(unit.scores, unit.blocks, unit.flat.learned, unit.flat.scale, factor=factor, temper=temper)
-        information = torch.zeros(2 * unit.flat.learned.shape, dtype=torch.float64)
-        for index in unit.blocks:
-            information[index[:, None], index[None, :]] = unit.scores.curvature(index) / observations
         noise = None if fitted.noise is None else sum(fitted.noise) / len(fitted.noise)
         size, post = len(unit.flat), fitted.posterior
         places.append(Place(unit.place, str(unit.scheme), size, post.determined, post.damping, noise, draws * len(ids)))
-        found.append(
-            bands_of(unit.flat, post, offsets, place=unit.place, level=level, samples=samples, information=information)
-        )
+        found.append(bands_of(unit.flat, post, offsets, place=unit.place, level=level, samples=samples,
+                              information=unit.information(observations)))  # fmt: skip
     return Certainty(
-        kind, temper, level, len(ids), observations, learned_from or seen, tuple(places), **_joined(found)
+        kind, temper, level, len(ids), observations, learned_from or ids.numel(), tuple(places), **_joined(found)
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any
 
 from locant.analysis.attribution import Attribution, Similarity
 from locant.analysis.inspection import Inspection
@@ -93,14 +93,14 @@ def _by_offset(found: Attribution, title: str, what: str, note: str) -> Heat:
     shown = [r for r in offsets if used and used[0] <= r <= used[-1]]
     rows = []
     for flow in found.layers:
-        values: Tensor = getattr(flow, what).sum(0)
+        values = getattr(flow, what).sum(0)
         total = float(values.sum()) or 1.0
         rows.append([_percent(_at(flow.offsets, values, r) / total) for r in shown])
     return Heat(f"{title}", f"{note} In percent; offsets up to {FARTHEST}.", "offset", "layer",
                 list(range(1, len(found.layers) + 1)), shown, rows)  # fmt: skip
 
 
-def _at(offsets: Tensor, values: Tensor, r: int) -> float:
+def _at(offsets: Any, values: Any, r: int) -> float:
     return float(values[offsets == r].sum())
 
 
