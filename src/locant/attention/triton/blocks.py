@@ -26,6 +26,7 @@ def choose_blocks(width: int, vectors: bool, itemsize: int, capability: int, bac
     itemsize    bytes per number of q and k.
     capability  80 for compute capability 8.0, and so on.
     """
-    if vectors or backward or itemsize == 4:
-        return Blocks(64 if width <= 128 else 32, 64 if width <= 128 else 32, 4, 1 if vectors else 2)
-    return Blocks(128 if width <= 128 else 64, 64, 8 if width > 64 else 4, 2)
+    side = 64 if width <= 128 and itemsize == 2 else 32
+    if vectors or backward:
+        return Blocks(side, side, 8 if vectors or width > 64 else 4, 2)
+    return Blocks(2 * side, side, 8 if width > 64 else 4, 2)

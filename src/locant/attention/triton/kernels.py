@@ -9,8 +9,9 @@ A tile is BM queries × BN keys. The softmax is online, as in FlashAttention, an
 again from the largest logit and the logarithm of the sum of each query.
 
 **Tables of vectors.** A tile with consecutive positions has BM + BN − 1 offsets. The products of its queries with these
-columns of a table are one matrix product [BM, band], and row i of it must move i places to the left: `tl.gather` does
-this (`_skewed`). The gradients move rows back (`_unskewed`) and are matrix products too. There are three kinds of tiles:
+columns of a table are one matrix product [BM, band], and row i of it must move i places to the left. Each program
+writes the product to scratch memory of its own, which stays in the cache, and reads it with rows that are one number
+shorter (`_skewed`). Gradients move rows back (`_unskewed`) and are matrix products too. There are three kinds of tiles:
 
     far      every pair has the same column (beyond the reach of the scheme): one column, no matrix product
     band     consecutive positions: as above
@@ -94,6 +95,7 @@ class Sizes(NamedTuple):
     highest: Any
     parts: Any  # of the buffers for gradients of tables
     blocks: Any  # of queries, B · ⌈Lq / BM⌉
+    batch: Any
 
 
 class Factors(NamedTuple):
@@ -127,6 +129,7 @@ class Form(NamedTuple):
     lowest: bool
     highest: bool
     mask: bool
+    guarded: bool  # a tile inside the range of a loop may have no visible pair, and is skipped
     bias: bool
     gain: int  # 0: none, 1: a number per offset, 2: a vector
     query: bool
@@ -141,6 +144,7 @@ class Form(NamedTuple):
     softcap: bool
     sinks: bool
     dropout: bool
+    scratch: bool  # whether a program has scratch memory: for tables of vectors, and gradients of tables
     # which gradients `backward_queries` sums in buffers
     grad_bias: bool = False
     grad_gain: bool = False
@@ -148,11 +152,6 @@ class Form(NamedTuple):
     grad_key: bool = False
     grad_value: bool = False
     grad_level: bool = False
-
-    @property
-    def guarded(self) -> bool:
-        """Whether a tile inside the range of a loop may have no visible pair."""
-        return self.mask or (not self.consecutive and (self.lowest or self.highest))
 
 
 # ------------------------------------------------------------------------------------------------- products and loads
@@ -183,8 +182,10 @@ def _rows(x, b, h, i, length, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     at = x.data + b.to(tl.int64) * x.batch + h.to(tl.int64) * x.head
     at = at + i.to(tl.int64)[:, None] * x.row + w[None, :]
     if WIDTH == BLOCK:
-        return tl.load(at, mask=(i < length)[:, None], other=0.0)
-    return tl.load(at, mask=(i < length)[:, None] & (w < WIDTH)[None, :], other=0.0)
+        found = tl.load(at, mask=(i < length)[:, None], other=0.0)
+    else:
+        found = tl.load(at, mask=(i < length)[:, None] & (w < WIDTH)[None, :], other=0.0)
+    return found
 
 
 @device_function
@@ -213,8 +214,10 @@ def _columns_of(base, u, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     w = tl.arange(0, BLOCK)
     at = base + _clip(u, n).to(tl.int64)[:, None] * WIDTH + w[None, :]
     if WIDTH == BLOCK:
-        return tl.load(at)
-    return tl.load(at, mask=(w < WIDTH)[None, :], other=0.0)
+        found = tl.load(at)
+    else:
+        found = tl.load(at, mask=(w < WIDTH)[None, :], other=0.0)
+    return found
 
 
 @device_function
@@ -231,17 +234,23 @@ def _column_of(base, c, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 def _query_positions(q_pos, b, i, start, n, C: tl.constexpr):
     """The positions of queries. Those behind the last one go on by ones from the first, so that a tile stays a band."""
     if C.consecutive:
-        return i + (n.lk - n.lq)
-    at = q_pos.data + b.to(tl.int64) * q_pos.batch
-    return tl.load(at + i, mask=i < n.lq, other=0) + tl.where(i < n.lq, 0, tl.load(at + start) + (i - start))
+        found = i + (n.lk - n.lq)
+    else:
+        at = q_pos.data + b.to(tl.int64) * q_pos.batch
+        beyond = tl.load(at + start) + (i - start)
+        found = tl.where(i < n.lq, tl.load(at + i, mask=i < n.lq, other=0), beyond)
+    return found
 
 
 @device_function
 def _key_positions(k_pos, b, j, start, n, C: tl.constexpr):
     if C.consecutive:
-        return j
-    at = k_pos.data + b.to(tl.int64) * k_pos.batch
-    return tl.load(at + j, mask=j < n.lk, other=0) + tl.where(j < n.lk, 0, tl.load(at + start) + (j - start))
+        found = j
+    else:
+        at = k_pos.data + b.to(tl.int64) * k_pos.batch
+        beyond = tl.load(at + start) + (j - start)
+        found = tl.where(j < n.lk, tl.load(at + j, mask=j < n.lk, other=0), beyond)
+    return found
 
 
 @device_function
@@ -268,40 +277,70 @@ def _kind(qp, kp, i, j, start, at, n, C: tl.constexpr):
     if C.consecutive:
         gap = at - (start + (n.lk - n.lq)) - n.first
         low, high = _clip(gap - (C.block_m - 1), n), _clip(gap + (C.block_n - 1), n)
-        return low, high, gap, gap == gap
-    # The first of a band is the smallest.
-    q_low, k_low = tl.min(qp, 0), tl.min(kp, 0)
-    apart = tl.sum((qp - q_low != i - start).to(tl.int32), 0)
-    apart += tl.sum((kp - k_low != j - at).to(tl.int32), 0)
-    gap = tl.minimum(tl.maximum(k_low - q_low - n.first, -(2**30)), 2**30).to(tl.int32)
-    low = _clip(k_low - tl.max(qp, 0) - n.first, n).to(tl.int32)
-    high = _clip(tl.max(kp, 0) - q_low - n.first, n).to(tl.int32)
-    return low, high, gap, apart == 0
+        band = gap == gap
+    else:
+        # The first of a band is the smallest.
+        q_low, k_low = tl.min(qp, 0), tl.min(kp, 0)
+        apart = tl.sum((qp - q_low != i - start).to(tl.int32), 0)
+        apart += tl.sum((kp - k_low != j - at).to(tl.int32), 0)
+        gap = tl.minimum(tl.maximum(k_low - q_low - n.first, -(2**30)), 2**30).to(tl.int32)
+        low = _clip(k_low - tl.max(qp, 0) - n.first, n).to(tl.int32)
+        high = _clip(tl.max(kp, 0) - q_low - n.first, n).to(tl.int32)
+        band = apart == 0
+    return low, high, gap, band
 
 
 # ------------------------------------------------------------------------------------------------- a shift in a tile
 
 
 @device_function
-def _skew_index(C: tl.constexpr):
+def _place(C: tl.constexpr):
     """[BM, BN]: the place in a band of the pair (i, j)."""
     return tl.arange(0, C.block_n)[None, :] - tl.arange(0, C.block_m)[:, None] + (C.block_m - 1)
 
 
 @device_function
-def _unskewed(d, C: tl.constexpr):
-    """[BM, band]: the number of the pair of query i at place c of the band; 0 if there is none."""
-    at = tl.arange(0, C.band)[None, :] + tl.arange(0, C.block_m)[:, None] - (C.block_m - 1)
-    inside = (at >= 0) & (at < C.block_n)
-    return tl.where(inside, tl.gather(d, tl.where(inside, at, 0), axis=1), 0.0)
+def _exchange(scratch, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Writes x [ROWS, COLUMNS] to the scratch memory of this program, where all its threads can read it.
+
+    The barrier before waits for those that still read what was there.
+    """
+    at = scratch + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    tl.debug_barrier()
+    tl.store(at, x)
+    tl.debug_barrier()
 
 
 @device_function
-def _unskewed_keys(d, C: tl.constexpr):
+def _skewed(scratch, product, C: tl.constexpr):
+    """[BM, BN] from products [BM, band] of queries with the columns of a band: that of each pair's own column."""
+    _exchange(scratch, product, C.block_m, C.band)
+    return tl.load(scratch + tl.arange(0, C.block_m)[:, None] * C.band + _place(C), volatile=True)
+
+
+@device_function
+def _skewed_keys(scratch, product, C: tl.constexpr):
+    """[BM, BN] from products [band, BN] of the columns of a band with keys."""
+    _exchange(scratch, product, C.band, C.block_n)
+    return tl.load(scratch + _place(C) * C.block_n + tl.arange(0, C.block_n)[None, :], volatile=True)
+
+
+@device_function
+def _unskewed(scratch, d, C: tl.constexpr):
+    """[BM, band]: the number of the pair of query i at place c of the band; 0 if there is none."""
+    i = tl.arange(0, C.block_m)[:, None]
+    j = tl.arange(0, C.band)[None, :] + i - (C.block_m - 1)
+    _exchange(scratch, d, C.block_m, C.block_n)
+    return tl.load(scratch + i * C.block_n + j, mask=(j >= 0) & (j < C.block_n), other=0.0, volatile=True)
+
+
+@device_function
+def _unskewed_keys(scratch, d, C: tl.constexpr):
     """[band, BN]: the number of the pair of key j at place c of the band."""
-    at = tl.arange(0, C.block_n)[None, :] - tl.arange(0, C.band)[:, None] + (C.block_m - 1)
-    inside = (at >= 0) & (at < C.block_m)
-    return tl.where(inside, tl.gather(d, tl.where(inside, at, 0), axis=0), 0.0)
+    j = tl.arange(0, C.block_n)[None, :]
+    i = j - tl.arange(0, C.band)[:, None] + (C.block_m - 1)
+    _exchange(scratch, d, C.block_m, C.block_n)
+    return tl.load(scratch + i * C.block_n + j, mask=(i >= 0) & (i < C.block_m), other=0.0, volatile=True)
 
 
 @device_function
@@ -314,7 +353,9 @@ def _band_columns(gap, C: tl.constexpr):
 
 
 @device_function
-def _by_query(x, table, h, col, low, high, gap, band, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
+def _by_query(
+    x, table, h, col, low, high, gap, band, scratch, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr
+):
     """[BM, BN]: x_i · table[r], for x [BM, BLOCK]."""
     base = table.data + h.to(tl.int64) * table.head
     found = tl.full([C.block_m, C.block_n], 0.0, tl.float32)
@@ -324,27 +365,29 @@ def _by_query(x, table, h, col, low, high, gap, band, n, WIDTH: tl.constexpr, BL
             found += tl.sum(x.to(tl.float32) * a[None, :], 1)[:, None]
         else:
             if C.consecutive:
-                found = _by_query_in_band(x, base, gap, n, WIDTH, BLOCK, C)
+                found = _by_query_in_band(x, base, gap, scratch, n, WIDTH, BLOCK, C)
             else:
                 if band:
-                    found = _by_query_in_band(x, base, gap, n, WIDTH, BLOCK, C)
+                    found = _by_query_in_band(x, base, gap, scratch, n, WIDTH, BLOCK, C)
                 else:
                     for c in range(low, high + 1):
                         a = _column_of(base, c, WIDTH, BLOCK)
                         found += tl.where(col == c, tl.sum(x.to(tl.float32) * a[None, :], 1)[:, None], 0.0)
     else:
-        found = _by_query_in_band(x, base, gap, n, WIDTH, BLOCK, C)
+        found = _by_query_in_band(x, base, gap, scratch, n, WIDTH, BLOCK, C)
     return found
 
 
 @device_function
-def _by_query_in_band(x, base, gap, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
+def _by_query_in_band(x, base, gap, scratch, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
     a = _columns_of(base, _band_columns(gap, C), n, WIDTH, BLOCK)
-    return tl.gather(_table_product(x, tl.trans(a), C), _skew_index(C), axis=1)
+    return _skewed(scratch, _table_product(x, tl.trans(a), C), C)
 
 
 @device_function
-def _by_key(t, table, h, col, low, high, gap, band, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
+def _by_key(
+    t, table, h, col, low, high, gap, band, scratch, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr
+):
     """[BM, BN]: t_j · table[r], for t [BN, BLOCK]."""
     base = table.data + h.to(tl.int64) * table.head
     found = tl.full([C.block_m, C.block_n], 0.0, tl.float32)
@@ -354,27 +397,29 @@ def _by_key(t, table, h, col, low, high, gap, band, n, WIDTH: tl.constexpr, BLOC
             found += tl.sum(t.to(tl.float32) * a[None, :], 1)[None, :]
         else:
             if C.consecutive:
-                found = _by_key_in_band(t, base, gap, n, WIDTH, BLOCK, C)
+                found = _by_key_in_band(t, base, gap, scratch, n, WIDTH, BLOCK, C)
             else:
                 if band:
-                    found = _by_key_in_band(t, base, gap, n, WIDTH, BLOCK, C)
+                    found = _by_key_in_band(t, base, gap, scratch, n, WIDTH, BLOCK, C)
                 else:
                     for c in range(low, high + 1):
                         a = _column_of(base, c, WIDTH, BLOCK)
                         found += tl.where(col == c, tl.sum(t.to(tl.float32) * a[None, :], 1)[None, :], 0.0)
     else:
-        found = _by_key_in_band(t, base, gap, n, WIDTH, BLOCK, C)
+        found = _by_key_in_band(t, base, gap, scratch, n, WIDTH, BLOCK, C)
     return found
 
 
 @device_function
-def _by_key_in_band(t, base, gap, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
+def _by_key_in_band(t, base, gap, scratch, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
     a = _columns_of(base, _band_columns(gap, C), n, WIDTH, BLOCK)
-    return tl.gather(_table_product(a, tl.trans(t), C), _skew_index(C), axis=0)
+    return _skewed_keys(scratch, _table_product(a, tl.trans(t), C), C)
 
 
 @device_function
-def _for_queries(d, table, h, col, low, high, gap, band, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
+def _for_queries(
+    d, table, h, col, low, high, gap, band, scratch, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr
+):
     """[BM, BLOCK]: Σ_j d_ij · table[r]. The gradient of p, and the value term for d = w."""
     base = table.data + h.to(tl.int64) * table.head
     found = tl.full([C.block_m, BLOCK], 0.0, tl.float32)
@@ -383,27 +428,29 @@ def _for_queries(d, table, h, col, low, high, gap, band, n, WIDTH: tl.constexpr,
             found += tl.sum(d, 1)[:, None] * _column_of(base, low, WIDTH, BLOCK)[None, :]
         else:
             if C.consecutive:
-                found = _for_queries_in_band(d, base, gap, n, WIDTH, BLOCK, C)
+                found = _for_queries_in_band(d, base, gap, scratch, n, WIDTH, BLOCK, C)
             else:
                 if band:
-                    found = _for_queries_in_band(d, base, gap, n, WIDTH, BLOCK, C)
+                    found = _for_queries_in_band(d, base, gap, scratch, n, WIDTH, BLOCK, C)
                 else:
                     for c in range(low, high + 1):
                         a = _column_of(base, c, WIDTH, BLOCK)
                         found += tl.sum(tl.where(col == c, d, 0.0), 1)[:, None] * a[None, :]
     else:
-        found = _for_queries_in_band(d, base, gap, n, WIDTH, BLOCK, C)
+        found = _for_queries_in_band(d, base, gap, scratch, n, WIDTH, BLOCK, C)
     return found
 
 
 @device_function
-def _for_queries_in_band(d, base, gap, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
+def _for_queries_in_band(d, base, gap, scratch, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
     a = _columns_of(base, _band_columns(gap, C), n, WIDTH, BLOCK)
-    return _table_product(_unskewed(d, C), a, C)
+    return _table_product(_unskewed(scratch, d, C), a, C)
 
 
 @device_function
-def _for_keys(d, table, h, col, low, high, gap, band, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
+def _for_keys(
+    d, table, h, col, low, high, gap, band, scratch, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr
+):
     """[BN, BLOCK]: Σ_i d_ij · table[r]. The gradient of t."""
     base = table.data + h.to(tl.int64) * table.head
     found = tl.full([C.block_n, BLOCK], 0.0, tl.float32)
@@ -412,23 +459,23 @@ def _for_keys(d, table, h, col, low, high, gap, band, n, WIDTH: tl.constexpr, BL
             found += tl.sum(d, 0)[:, None] * _column_of(base, low, WIDTH, BLOCK)[None, :]
         else:
             if C.consecutive:
-                found = _for_keys_in_band(d, base, gap, n, WIDTH, BLOCK, C)
+                found = _for_keys_in_band(d, base, gap, scratch, n, WIDTH, BLOCK, C)
             else:
                 if band:
-                    found = _for_keys_in_band(d, base, gap, n, WIDTH, BLOCK, C)
+                    found = _for_keys_in_band(d, base, gap, scratch, n, WIDTH, BLOCK, C)
                 else:
                     for c in range(low, high + 1):
                         a = _column_of(base, c, WIDTH, BLOCK)
                         found += tl.sum(tl.where(col == c, d, 0.0), 0)[:, None] * a[None, :]
     else:
-        found = _for_keys_in_band(d, base, gap, n, WIDTH, BLOCK, C)
+        found = _for_keys_in_band(d, base, gap, scratch, n, WIDTH, BLOCK, C)
     return found
 
 
 @device_function
-def _for_keys_in_band(d, base, gap, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
+def _for_keys_in_band(d, base, gap, scratch, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
     a = _columns_of(base, _band_columns(gap, C), n, WIDTH, BLOCK)
-    return _table_product(tl.trans(_unskewed_keys(d, C)), a, C)
+    return _table_product(tl.trans(_unskewed_keys(scratch, d, C)), a, C)
 
 
 # ------------------------------------------------------------------------------------------------- gradients of tables
@@ -461,7 +508,7 @@ def _add_band(base, u, value, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @device_function
 def _sum_by_query(
-    d, x, base, col, low, high, gap, band, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr
+    d, x, base, col, low, high, gap, band, scratch, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr
 ):
     """Adds Σ d_ij · x_i over the pairs of each column to a buffer."""
     if C.far:
@@ -469,61 +516,63 @@ def _sum_by_query(
             _add_column(base, low, tl.sum(tl.sum(d, 1)[:, None] * x.to(tl.float32), 0), WIDTH, BLOCK)
         else:
             if C.consecutive:
-                value = _table_product(tl.trans(_unskewed(d, C)), x, C)
+                value = _table_product(tl.trans(_unskewed(scratch, d, C)), x, C)
                 _add_band(base, _band_columns(gap, C), value, n, WIDTH, BLOCK)
             else:
                 if band:
-                    value = _table_product(tl.trans(_unskewed(d, C)), x, C)
+                    value = _table_product(tl.trans(_unskewed(scratch, d, C)), x, C)
                     _add_band(base, _band_columns(gap, C), value, n, WIDTH, BLOCK)
                 else:
                     for c in range(low, high + 1):
                         of_queries = tl.sum(tl.where(col == c, d, 0.0), 1)
                         _add_column(base, c, tl.sum(of_queries[:, None] * x.to(tl.float32), 0), WIDTH, BLOCK)
     else:
-        value = _table_product(tl.trans(_unskewed(d, C)), x, C)
+        value = _table_product(tl.trans(_unskewed(scratch, d, C)), x, C)
         _add_band(base, _band_columns(gap, C), value, n, WIDTH, BLOCK)
 
 
 @device_function
-def _sum_by_key(d, t, base, col, low, high, gap, band, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
+def _sum_by_key(
+    d, t, base, col, low, high, gap, band, scratch, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr
+):
     """Adds Σ d_ij · t_j over the pairs of each column to a buffer."""
     if C.far:
         if low == high:
             _add_column(base, low, tl.sum(tl.sum(d, 0)[:, None] * t.to(tl.float32), 0), WIDTH, BLOCK)
         else:
             if C.consecutive:
-                value = _table_product(_unskewed_keys(d, C), t, C)
+                value = _table_product(_unskewed_keys(scratch, d, C), t, C)
                 _add_band(base, _band_columns(gap, C), value, n, WIDTH, BLOCK)
             else:
                 if band:
-                    value = _table_product(_unskewed_keys(d, C), t, C)
+                    value = _table_product(_unskewed_keys(scratch, d, C), t, C)
                     _add_band(base, _band_columns(gap, C), value, n, WIDTH, BLOCK)
                 else:
                     for c in range(low, high + 1):
                         of_keys = tl.sum(tl.where(col == c, d, 0.0), 0)
                         _add_column(base, c, tl.sum(of_keys[:, None] * t.to(tl.float32), 0), WIDTH, BLOCK)
     else:
-        value = _table_product(_unskewed_keys(d, C), t, C)
+        value = _table_product(_unskewed_keys(scratch, d, C), t, C)
         _add_band(base, _band_columns(gap, C), value, n, WIDTH, BLOCK)
 
 
 @device_function
-def _sum_numbers(d, base, col, low, high, gap, band, n, C: tl.constexpr):
+def _sum_numbers(d, base, col, low, high, gap, band, scratch, n, C: tl.constexpr):
     """Adds Σ d_ij over the pairs of each column to a buffer of numbers."""
     if C.far:
         if low == high:
             _add_column(base, low, tl.sum(tl.sum(d, 1), 0), 1, 1)
         else:
             if C.consecutive:
-                _add_band(base, _band_columns(gap, C), tl.sum(_unskewed(d, C), 0)[:, None], n, 1, 1)
+                _add_band(base, _band_columns(gap, C), tl.sum(_unskewed(scratch, d, C), 0)[:, None], n, 1, 1)
             else:
                 if band:
-                    _add_band(base, _band_columns(gap, C), tl.sum(_unskewed(d, C), 0)[:, None], n, 1, 1)
+                    _add_band(base, _band_columns(gap, C), tl.sum(_unskewed(scratch, d, C), 0)[:, None], n, 1, 1)
                 else:
                     for c in range(low, high + 1):
                         _add_column(base, c, tl.sum(tl.sum(tl.where(col == c, d, 0.0), 1), 0), 1, 1)
     else:
-        _add_band(base, _band_columns(gap, C), tl.sum(_unskewed(d, C), 0)[:, None], n, 1, 1)
+        _add_band(base, _band_columns(gap, C), tl.sum(_unskewed(scratch, d, C), 0)[:, None], n, 1, 1)
 
 
 # ------------------------------------------------------------------------------------------------- logits
@@ -556,8 +605,8 @@ def _content(qt, kt, gain, h, col, low, high, C: tl.constexpr):
 
 @device_function
 def _logits(
-    qt, kt, pt, tt, e, e_low, d, d_low, tau, gain, bias, query, key, level, h, col, low, high, gap, band, n, f,
-    C: tl.constexpr,
+    qt, kt, pt, tt, e, e_low, d, d_low, tau, gain, bias, query, key, level, h, col, low, high, gap, band, scratch,
+    n, f, C: tl.constexpr,
 ):  # fmt: skip
     """The logits of a tile, and what their gradients need.
 
@@ -569,9 +618,9 @@ def _logits(
         factor = tl.load(gain.data + h.to(tl.int64) * gain.head + col).to(tl.float32)
         x = x * factor
     if C.query:
-        x += f.scale * _by_query(pt, query, h, col, low, high, gap, band, n, C.query_width, C.query_block, C)
+        x += f.scale * _by_query(pt, query, h, col, low, high, gap, band, scratch, n, C.query_width, C.query_block, C)
     if C.key:
-        x += f.scale * _by_key(tt, key, h, col, low, high, gap, band, n, C.key_width, C.key_block, C)
+        x += f.scale * _by_key(tt, key, h, col, low, high, gap, band, scratch, n, C.key_width, C.key_block, C)
     if C.bias:
         x += tl.load(bias.data + h.to(tl.int64) * bias.head + col)
     if C.query_level or C.key_level:
@@ -622,7 +671,7 @@ def _key_numbers(key_level, b, h, j, n, C: tl.constexpr):
 
 @device_function
 def _key_range(start, n, C: tl.constexpr):
-    """The keys that a block of queries may see: from, to. With explicit positions all of them; tiles are then tested."""
+    """The keys that a block of queries may see: from, to. With explicit positions all; each tile is then tested."""
     begin, end = start * 0, start * 0 + n.lk
     if C.consecutive:
         if C.highest:
@@ -646,66 +695,78 @@ def _query_range(start, n, C: tl.constexpr):
     return begin, end
 
 
+@device_function
+def _own_scratch(scratch, pid, C: tl.constexpr):
+    """The scratch memory of a program; None if it needs none."""
+    if C.scratch:
+        own = scratch + pid.to(tl.int64) * (C.block_m * C.band)
+    else:
+        own = scratch
+    return own
+
+
 # ------------------------------------------------------------------------------------------------- forward
 
 
 @triton.jit
 def forward(
     q, k, v, raw_q, raw_k, query_level, key_level, temperature, bias, gain, query, key, value, level, sinks, q_pos,
-    k_pos, mask, seed, limit, out, lse, n, f, C: tl.constexpr,
+    k_pos, mask, seed, limit, scratch, out, lse, n, f, C: tl.constexpr,
 ):  # fmt: skip
     """A block of queries: the output, and for each query the largest logit and the logarithm of the sum.
 
     out  [B, H, Lq, Dv], float32.
     lse  [B, H, Lq, 2], float32: the largest logit, and log Σ exp(logit − largest); (0, ∞) if no key is visible.
     """
-    blocks = tl.cdiv(n.lq, C.block_m)
     pid = tl.program_id(0)
-    start, b, h = pid % blocks * C.block_m, pid // blocks // n.heads, pid // blocks % n.heads
-    kv = h // n.groups
-    i = start + tl.arange(0, C.block_m)
-    qp = _query_positions(q_pos, b, i, start, n, C)
-    qt = _rows(q, b, h, i, n.lq, C.width, C.width_block)
-    pt = qt
-    if C.raw_q:
-        pt = _rows(raw_q, b, h, i, n.lq, C.query_width, C.query_block)
-    e, e_low, tau = _query_numbers(query_level, temperature, b, h, i, n, C)
-    acc = tl.full([C.block_m, C.value_block], 0.0, tl.float32)
-    if C.sinks:
-        largest = tl.full([C.block_m], 0.0, tl.float32) + tl.load(sinks + h)
-        total = tl.full([C.block_m], 1.0, tl.float32)
-    else:
-        largest = tl.full([C.block_m], float("-inf"), tl.float32)
-        total = tl.full([C.block_m], 0.0, tl.float32)
-    begin, end = _key_range(start, n, C)
-    for at in range(begin, end, C.block_n):
-        j = at + tl.arange(0, C.block_n)
-        kp = _key_positions(k_pos, b, j, at, n, C)
-        r = kp[None, :] - qp[:, None]
-        seen = _visible(r, i, j, b, h, mask, n, C)
-        if C.guarded:
-            if tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0:
+    own = _own_scratch(scratch, pid, C)
+    blocks = tl.cdiv(n.lq, C.block_m)
+    for item in range(pid, n.blocks * n.heads, tl.num_programs(0)):
+        start, b, h = item % blocks * C.block_m, item // blocks // n.heads, item // blocks % n.heads
+        kv = h // n.groups
+        i = start + tl.arange(0, C.block_m)
+        qp = _query_positions(q_pos, b, i, start, n, C)
+        qt = _rows(q, b, h, i, n.lq, C.width, C.width_block)
+        pt = qt
+        if C.raw_q:
+            pt = _rows(raw_q, b, h, i, n.lq, C.query_width, C.query_block)
+        e, e_low, tau = _query_numbers(query_level, temperature, b, h, i, n, C)
+        acc = tl.full([C.block_m, C.value_block], 0.0, tl.float32)
+        if C.sinks:
+            largest = tl.full([C.block_m], 0.0, tl.float32) + tl.load(sinks + h)
+            total = tl.full([C.block_m], 1.0, tl.float32)
+        else:
+            largest = tl.full([C.block_m], float("-inf"), tl.float32)
+            total = tl.full([C.block_m], 0.0, tl.float32)
+        begin, end = _key_range(start, n, C)
+        for at in range(begin, end, C.block_n):
+            j = at + tl.arange(0, C.block_n)
+            kp = _key_positions(k_pos, b, j, at, n, C)
+            r = kp[None, :] - qp[:, None]
+            seen = _visible(r, i, j, b, h, mask, n, C)
+            if C.guarded:
+                if tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0:
+                    acc, largest, total = _forward_tile(
+                        acc, largest, total, qt, pt, e, e_low, tau, k, v, raw_k, key_level, bias, gain, query, key,
+                        value, level, seed, limit, own, b, h, kv, i, j, start, at, qp, kp, r, seen, n, f, C,
+                    )  # fmt: skip
+            else:
                 acc, largest, total = _forward_tile(
                     acc, largest, total, qt, pt, e, e_low, tau, k, v, raw_k, key_level, bias, gain, query, key, value,
-                    level, seed, limit, b, h, kv, i, j, start, at, qp, kp, r, seen, n, f, C,
+                    level, seed, limit, own, b, h, kv, i, j, start, at, qp, kp, r, seen, n, f, C,
                 )  # fmt: skip
-        else:
-            acc, largest, total = _forward_tile(
-                acc, largest, total, qt, pt, e, e_low, tau, k, v, raw_k, key_level, bias, gain, query, key, value,
-                level, seed, limit, b, h, kv, i, j, start, at, qp, kp, r, seen, n, f, C,
-            )  # fmt: skip
-    none = largest == float("-inf")
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    _store_rows(out, b, h, i, n.lq, acc, C.value_width, C.value_block)
-    at = lse + ((b.to(tl.int64) * n.heads + h) * n.lq + i) * 2
-    tl.store(at, tl.where(none, 0.0, largest), mask=i < n.lq)
-    tl.store(at + 1, tl.where(none, float("inf"), tl.log(tl.where(none, 1.0, total))), mask=i < n.lq)
+        none = largest == float("-inf")
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        _store_rows(out, b, h, i, n.lq, acc, C.value_width, C.value_block)
+        at = lse + ((b.to(tl.int64) * n.heads + h) * n.lq + i) * 2
+        tl.store(at, tl.where(none, 0.0, largest), mask=i < n.lq)
+        tl.store(at + 1, tl.where(none, float("inf"), tl.log(tl.where(none, 1.0, total))), mask=i < n.lq)
 
 
 @device_function
 def _forward_tile(
     acc, largest, total, qt, pt, e, e_low, tau, k, v, raw_k, key_level, bias, gain, query, key, value, level, seed,
-    limit, b, h, kv, i, j, start, at, qp, kp, r, seen, n, f, C: tl.constexpr,
+    limit, scratch, b, h, kv, i, j, start, at, qp, kp, r, seen, n, f, C: tl.constexpr,
 ):  # fmt: skip
     """Adds a tile to the sums of a block of queries."""
     col = _clip(r - n.first, n).to(tl.int32)
@@ -716,7 +777,30 @@ def _forward_tile(
         tt = _rows(raw_k, b, kv, j, n.lk, C.key_width, C.key_block)
     d, d_low = _key_numbers(key_level, b, h, j, n, C)
     logit, _, _, _, _, _ = _logits(
-        qt, kt, pt, tt, e, e_low, d, d_low, tau, gain, bias, query, key, level, h, col, low, high, gap, band, n, f, C
+        qt,
+        kt,
+        pt,
+        tt,
+        e,
+        e_low,
+        d,
+        d_low,
+        tau,
+        gain,
+        bias,
+        query,
+        key,
+        level,
+        h,
+        col,
+        low,
+        high,
+        gap,
+        band,
+        scratch,
+        n,
+        f,
+        C,
     )
     logit = tl.where(seen, logit, float("-inf"))
     highest = tl.maximum(largest, tl.max(logit, 1))
@@ -729,7 +813,7 @@ def _forward_tile(
     vt = _rows(v, b, kv, j, n.lk, C.value_width, C.value_block)
     acc = acc * before[:, None] + _product(w, vt, C)
     if C.value:
-        acc += _for_queries(w, value, h, col, low, high, gap, band, n, C.value_width, C.value_block, C)
+        acc += _for_queries(w, value, h, col, low, high, gap, band, scratch, n, C.value_width, C.value_block, C)
     return acc, highest, total
 
 
@@ -739,16 +823,39 @@ def _forward_tile(
 @device_function
 def _gradient_tile(
     qt, kt, pt, tt, gt, vt, e, e_low, d, d_low, tau, largest, log_total, delta, gain, bias, query, key, value, level,
-    seed, limit, b, h, i, j, r, seen, col, low, high, gap, band, n, f, C: tl.constexpr,
+    seed, limit, b, h, i, j, r, seen, col, low, high, gap, band, scratch, n, f, C: tl.constexpr,
 ):  # fmt: skip
     """The weights of a tile after dropout, the gradients of x and of τ x, and what the terms of x need."""
     logit, x, content, factor, levels, of_levels = _logits(
-        qt, kt, pt, tt, e, e_low, d, d_low, tau, gain, bias, query, key, level, h, col, low, high, gap, band, n, f, C
+        qt,
+        kt,
+        pt,
+        tt,
+        e,
+        e_low,
+        d,
+        d_low,
+        tau,
+        gain,
+        bias,
+        query,
+        key,
+        level,
+        h,
+        col,
+        low,
+        high,
+        gap,
+        band,
+        scratch,
+        n,
+        f,
+        C,
     )
     w = tl.where(seen, tl.exp((logit - largest[:, None]) - log_total[:, None]), 0.0)
     dw = _product(gt, tl.trans(vt), C)
     if C.value:
-        dw += _by_query(gt, value, h, col, low, high, gap, band, n, C.value_width, C.value_block, C)
+        dw += _by_query(gt, value, h, col, low, high, gap, band, scratch, n, C.value_width, C.value_block, C)
     dropped = w
     if C.dropout:
         kept = _kept(i, j, b, h, seed, limit, n)
@@ -765,7 +872,7 @@ def _gradient_tile(
 
 @device_function
 def _query_sums(lse, delta, b, h, i, n):
-    """The largest logit, the logarithm of the sum and g·out of queries; such that rows behind the last have no weight."""
+    """The largest logit, the logarithm of the sum, and g·out of queries. Rows behind the last one have no weight."""
     row = (b.to(tl.int64) * n.heads + h) * n.lq + i
     largest = tl.load(lse + 2 * row, mask=i < n.lq, other=0.0)
     log_total = tl.load(lse + 2 * row + 1, mask=i < n.lq, other=float("inf"))
@@ -775,8 +882,8 @@ def _query_sums(lse, delta, b, h, i, n):
 @triton.jit
 def backward_queries(
     q, k, v, raw_q, raw_k, query_level, key_level, temperature, bias, gain, query, key, value, level, q_pos, k_pos,
-    mask, seed, limit, lse, grad, delta, dq, draw_q, dquery_level, dtemperature, dbias, dgain, dquery, dkey, dvalue,
-    dlevel, n, f, C: tl.constexpr,
+    mask, seed, limit, scratch, lse, grad, delta, dq, draw_q, dquery_level, dtemperature, dbias, dgain, dquery, dkey,
+    dvalue, dlevel, n, f, C: tl.constexpr,
 ):  # fmt: skip
     """The gradients of queries, their levels and temperatures, and a part of the gradients of tables.
 
@@ -784,6 +891,7 @@ def backward_queries(
     [parts, H, R, width] of zeros.
     """
     pid = tl.program_id(0)
+    own = _own_scratch(scratch, pid, C)
     part, h = pid // n.heads, pid % n.heads
     kv = h // n.groups
     blocks = tl.cdiv(n.lq, C.block_m)
@@ -814,13 +922,13 @@ def backward_queries(
                     acc, acc_p, acc_e, acc_tau = _backward_queries_tile(
                         acc, acc_p, acc_e, acc_tau, qt, pt, gt, e, e_low, tau, largest, log_total, of_row, k, v, raw_k,
                         key_level, bias, gain, query, key, value, level, dbias, dgain, dquery, dkey, dvalue, dlevel,
-                        buffer, seed, limit, b, h, kv, i, j, start, at, qp, kp, r, seen, n, f, C,
+                        buffer, seed, limit, own, b, h, kv, i, j, start, at, qp, kp, r, seen, n, f, C,
                     )  # fmt: skip
             else:
                 acc, acc_p, acc_e, acc_tau = _backward_queries_tile(
                     acc, acc_p, acc_e, acc_tau, qt, pt, gt, e, e_low, tau, largest, log_total, of_row, k, v, raw_k,
                     key_level, bias, gain, query, key, value, level, dbias, dgain, dquery, dkey, dvalue, dlevel,
-                    buffer, seed, limit, b, h, kv, i, j, start, at, qp, kp, r, seen, n, f, C,
+                    buffer, seed, limit, own, b, h, kv, i, j, start, at, qp, kp, r, seen, n, f, C,
                 )  # fmt: skip
         if C.raw_q:
             _store_rows(draw_q, b, h, i, n.lq, acc_p * f.scale, C.query_width, C.query_block)
@@ -837,8 +945,8 @@ def backward_queries(
 @device_function
 def _backward_queries_tile(
     acc, acc_p, acc_e, acc_tau, qt, pt, gt, e, e_low, tau, largest, log_total, of_row, k, v, raw_k, key_level, bias,
-    gain, query, key, value, level, dbias, dgain, dquery, dkey, dvalue, dlevel, buffer, seed, limit, b, h, kv, i, j,
-    start, at, qp, kp, r, seen, n, f, C: tl.constexpr,
+    gain, query, key, value, level, dbias, dgain, dquery, dkey, dvalue, dlevel, buffer, seed, limit, scratch, b, h, kv,
+    i, j, start, at, qp, kp, r, seen, n, f, C: tl.constexpr,
 ):  # fmt: skip
     """Adds a tile to the gradients of a block of queries, and to those of tables."""
     col = _clip(r - n.first, n).to(tl.int32)
@@ -851,7 +959,7 @@ def _backward_queries_tile(
     d, d_low = _key_numbers(key_level, b, h, j, n, C)
     w, dx, dlogit, x, content, factor, levels, of_levels = _gradient_tile(
         qt, kt, pt, tt, gt, vt, e, e_low, d, d_low, tau, largest, log_total, of_row, gain, bias, query, key, value,
-        level, seed, limit, b, h, i, j, r, seen, col, low, high, gap, band, n, f, C,
+        level, seed, limit, b, h, i, j, r, seen, col, low, high, gap, band, scratch, n, f, C,
     )  # fmt: skip
     if C.gain == 2:
         base = gain.data + h.to(tl.int64) * gain.head
@@ -864,22 +972,24 @@ def _backward_queries_tile(
     else:
         acc += _product(dx * factor, kt, C)
         if C.grad_gain:
-            _sum_numbers(dx * content * f.scale, dgain + buffer, col, low, high, gap, band, n, C)
+            _sum_numbers(dx * content * f.scale, dgain + buffer, col, low, high, gap, band, scratch, n, C)
     if C.query:
-        acc_p += _for_queries(dx, query, h, col, low, high, gap, band, n, C.query_width, C.query_block, C)
+        acc_p += _for_queries(dx, query, h, col, low, high, gap, band, scratch, n, C.query_width, C.query_block, C)
         if C.grad_query:
             base = dquery + buffer * C.query_width
-            _sum_by_query(dx * f.scale, pt, base, col, low, high, gap, band, n, C.query_width, C.query_block, C)
+            _sum_by_query(
+                dx * f.scale, pt, base, col, low, high, gap, band, scratch, n, C.query_width, C.query_block, C
+            )
     if C.grad_key:
         base = dkey + buffer * C.key_width
-        _sum_by_key(dx * f.scale, tt, base, col, low, high, gap, band, n, C.key_width, C.key_block, C)
+        _sum_by_key(dx * f.scale, tt, base, col, low, high, gap, band, scratch, n, C.key_width, C.key_block, C)
     if C.grad_value:
         base = dvalue + buffer * C.value_width
-        _sum_by_query(w, gt, base, col, low, high, gap, band, n, C.value_width, C.value_block, C)
+        _sum_by_query(w, gt, base, col, low, high, gap, band, scratch, n, C.value_width, C.value_block, C)
     if C.grad_bias:
-        _sum_numbers(dx, dbias + buffer, col, low, high, gap, band, n, C)
+        _sum_numbers(dx, dbias + buffer, col, low, high, gap, band, scratch, n, C)
     if C.grad_level:
-        _sum_numbers(dx * levels, dlevel + buffer, col, low, high, gap, band, n, C)
+        _sum_numbers(dx * levels, dlevel + buffer, col, low, high, gap, band, scratch, n, C)
     if C.query_level:
         acc_e += tl.sum(dx * of_levels, 1).to(tl.float64)
     if C.temperature:
@@ -890,60 +1000,62 @@ def _backward_queries_tile(
 @triton.jit
 def backward_keys(
     q, k, v, raw_q, raw_k, query_level, key_level, temperature, bias, gain, query, key, value, level, q_pos, k_pos,
-    mask, seed, limit, lse, grad, delta, dk, dv, draw_k, dkey_level, n, f, C: tl.constexpr,
+    mask, seed, limit, scratch, lse, grad, delta, dk, dv, draw_k, dkey_level, n, f, C: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys, of their values, vectors and levels: over all query heads that share them."""
-    blocks = tl.cdiv(n.lk, C.block_n)
     pid = tl.program_id(0)
-    kv_heads = n.heads // n.groups
-    start, b, kv = pid % blocks * C.block_n, pid // blocks // kv_heads, pid // blocks % kv_heads
-    j = start + tl.arange(0, C.block_n)
-    kp = _key_positions(k_pos, b, j, start, n, C)
-    kt = _rows(k, b, kv, j, n.lk, C.width, C.width_block)
-    vt = _rows(v, b, kv, j, n.lk, C.value_width, C.value_block)
-    tt = kt
-    if C.raw_k:
-        tt = _rows(raw_k, b, kv, j, n.lk, C.key_width, C.key_block)
-    acc_k = tl.full([C.block_n, C.width_block], 0.0, tl.float32)
-    acc_v = tl.full([C.block_n, C.value_block], 0.0, tl.float32)
-    acc_t = tl.full([C.block_n, C.key_block], 0.0, tl.float32)
-    begin, end = _query_range(start, n, C)
-    for group in range(0, n.groups):
-        h = kv * n.groups + group
-        d, d_low = _key_numbers(key_level, b, h, j, n, C)
-        acc_d = tl.full([C.block_n], 0.0, tl.float64)
-        for at in range(begin, end, C.block_m):
-            i = at + tl.arange(0, C.block_m)
-            qp = _query_positions(q_pos, b, i, at, n, C)
-            r = kp[None, :] - qp[:, None]
-            seen = _visible(r, i, j, b, h, mask, n, C)
-            if C.guarded:
-                if tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0:
+    own = _own_scratch(scratch, pid, C)
+    blocks, kv_heads = tl.cdiv(n.lk, C.block_n), n.heads // n.groups
+    for item in range(pid, n.batch * kv_heads * blocks, tl.num_programs(0)):
+        start, b, kv = item % blocks * C.block_n, item // blocks // kv_heads, item // blocks % kv_heads
+        j = start + tl.arange(0, C.block_n)
+        kp = _key_positions(k_pos, b, j, start, n, C)
+        kt = _rows(k, b, kv, j, n.lk, C.width, C.width_block)
+        vt = _rows(v, b, kv, j, n.lk, C.value_width, C.value_block)
+        tt = kt
+        if C.raw_k:
+            tt = _rows(raw_k, b, kv, j, n.lk, C.key_width, C.key_block)
+        acc_k = tl.full([C.block_n, C.width_block], 0.0, tl.float32)
+        acc_v = tl.full([C.block_n, C.value_block], 0.0, tl.float32)
+        acc_t = tl.full([C.block_n, C.key_block], 0.0, tl.float32)
+        begin, end = _query_range(start, n, C)
+        for group in range(n.groups):
+            h = kv * n.groups + group
+            d, d_low = _key_numbers(key_level, b, h, j, n, C)
+            acc_d = tl.full([C.block_n], 0.0, tl.float64)
+            for at in range(begin, end, C.block_m):
+                i = at + tl.arange(0, C.block_m)
+                qp = _query_positions(q_pos, b, i, at, n, C)
+                r = kp[None, :] - qp[:, None]
+                seen = _visible(r, i, j, b, h, mask, n, C)
+                if C.guarded:
+                    if tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0:
+                        acc_k, acc_v, acc_t, acc_d = _backward_keys_tile(
+                            acc_k, acc_v, acc_t, acc_d, kt, vt, tt, d, d_low, q, raw_q, query_level, temperature, bias,
+                            gain, query, key, value, level, lse, grad, delta, seed, limit, own, b, h, i, j, at, start,
+                            qp, kp, r, seen, n, f, C,
+                        )  # fmt: skip
+                else:
                     acc_k, acc_v, acc_t, acc_d = _backward_keys_tile(
                         acc_k, acc_v, acc_t, acc_d, kt, vt, tt, d, d_low, q, raw_q, query_level, temperature, bias,
-                        gain, query, key, value, level, lse, grad, delta, seed, limit, b, h, i, j, at, start, qp, kp,
-                        r, seen, n, f, C,
+                        gain, query, key, value, level, lse, grad, delta, seed, limit, own, b, h, i, j, at, start, qp,
+                        kp, r, seen, n,
+                        f, C,
                     )  # fmt: skip
-            else:
-                acc_k, acc_v, acc_t, acc_d = _backward_keys_tile(
-                    acc_k, acc_v, acc_t, acc_d, kt, vt, tt, d, d_low, q, raw_q, query_level, temperature, bias, gain,
-                    query, key, value, level, lse, grad, delta, seed, limit, b, h, i, j, at, start, qp, kp, r, seen, n,
-                    f, C,
-                )  # fmt: skip
-        if C.key_level:
-            tl.store(dkey_level + (b.to(tl.int64) * n.heads + h) * n.lk + j, acc_d, mask=j < n.lk)
-    if C.raw_k:
-        _store_rows(draw_k, b, kv, j, n.lk, acc_t * f.scale, C.key_width, C.key_block)
-    elif C.key:
-        acc_k += acc_t
-    _store_rows(dk, b, kv, j, n.lk, acc_k * f.scale, C.width, C.width_block)
-    _store_rows(dv, b, kv, j, n.lk, acc_v, C.value_width, C.value_block)
+            if C.key_level:
+                tl.store(dkey_level + (b.to(tl.int64) * n.heads + h) * n.lk + j, acc_d, mask=j < n.lk)
+        if C.raw_k:
+            _store_rows(draw_k, b, kv, j, n.lk, acc_t * f.scale, C.key_width, C.key_block)
+        elif C.key:
+            acc_k += acc_t
+        _store_rows(dk, b, kv, j, n.lk, acc_k * f.scale, C.width, C.width_block)
+        _store_rows(dv, b, kv, j, n.lk, acc_v, C.value_width, C.value_block)
 
 
 @device_function
 def _backward_keys_tile(
     acc_k, acc_v, acc_t, acc_d, kt, vt, tt, d, d_low, q, raw_q, query_level, temperature, bias, gain, query, key, value,
-    level, lse, grad, delta, seed, limit, b, h, i, j, start, at, qp, kp, r, seen, n, f, C: tl.constexpr,
+    level, lse, grad, delta, seed, limit, scratch, b, h, i, j, start, at, qp, kp, r, seen, n, f, C: tl.constexpr,
 ):  # fmt: skip
     """Adds a tile to the gradients of a block of keys."""
     col = _clip(r - n.first, n).to(tl.int32)
@@ -957,7 +1069,7 @@ def _backward_keys_tile(
     largest, log_total, of_row = _query_sums(lse, delta, b, h, i, n)
     w, dx, _, _, _, factor, _, of_levels = _gradient_tile(
         qt, kt, pt, tt, gt, vt, e, e_low, d, d_low, tau, largest, log_total, of_row, gain, bias, query, key, value,
-        level, seed, limit, b, h, i, j, r, seen, col, low, high, gap, band, n, f, C,
+        level, seed, limit, b, h, i, j, r, seen, col, low, high, gap, band, scratch, n, f, C,
     )  # fmt: skip
     acc_v += _product(tl.trans(w), gt, C)
     if C.gain == 2:
@@ -968,7 +1080,7 @@ def _backward_keys_tile(
     else:
         acc_k += _product(tl.trans(dx * factor), qt, C)
     if C.key:
-        acc_t += _for_keys(dx, key, h, col, low, high, gap, band, n, C.key_width, C.key_block, C)
+        acc_t += _for_keys(dx, key, h, col, low, high, gap, band, scratch, n, C.key_width, C.key_block, C)
     if C.key_level:
         acc_d += tl.sum(dx * of_levels, 0).to(tl.float64)
     return acc_k, acc_v, acc_t, acc_d

@@ -15,7 +15,7 @@ from locant.attention.triton.blocks import INTERPRETED, Blocks, choose_blocks
 from locant.attention.triton.kernels import Factors, Form, Mask, Positions, Rows, Sizes, Table
 
 PROGRAMS = 1024
-"""Programs that sum gradients of tables: enough for any GPU, and a number that does not depend on it."""
+"""Most programs that have scratch memory or sum gradients: enough for any GPU, and independent of it."""
 BUFFER_BYTES = 2**28
 """Most memory for gradients of tables in parts; one part per head is always allowed."""
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -30,9 +30,18 @@ class Launch:
         self.batch, self.heads, self.lq, _ = call.q.shape
         self.kv_heads, self.lk = call.k.shape[1], call.k.shape[2]
         self.blocks = self._blocks(backward)
-        self.tables = {name: x.float().contiguous() for name in TABLES if (x := getattr(call, name)) is not None}
+        self.tables = self._tables()
         self.columns = next((x.shape[1] for x in self.tables.values()), 1)
         self.form = self._form()
+
+    def _tables(self) -> dict[str, Tensor]:
+        """The tables that are used. Those in matrix products have the dtype of the operands."""
+        operands = torch.float32 if self.call.q.dtype == torch.float16 else self.call.q.dtype
+        return {
+            name: x.to(operands if name in ("query", "key", "value") else torch.float32).contiguous()
+            for name in TABLES
+            if (x := getattr(self.call, name)) is not None
+        }
 
     def _blocks(self, backward: bool) -> Blocks:
         if self.interpreted:
@@ -71,6 +80,7 @@ class Launch:
             lowest=call.lowest is not None,
             highest=call.highest is not None,
             mask=call.mask is not None,
+            guarded=call.mask is not None or not (self.consecutive or call.lowest is call.highest is None),
             bias=call.bias is not None,
             gain=0 if call.gain is None else call.gain.ndim - 1,
             query=call.query is not None,
@@ -85,6 +95,7 @@ class Launch:
             softcap=call.softcap is not None,
             sinks=call.sinks is not None,
             dropout=call.dropout > 0,
+            scratch=any(x is not None for x in (call.query, call.key, call.value)),
         )
 
     def _sizes(self, parts: int = 1) -> Sizes:
@@ -95,15 +106,17 @@ class Launch:
         items = self.batch * triton.cdiv(self.lq, self.blocks.queries)
         groups = self.heads // self.kv_heads
         return Sizes(
-            self.heads, groups, self.lq, self.lk, self.columns, call.first_offset, lowest, highest, parts, items
-        )
+            self.heads, groups, self.lq, self.lk, self.columns, call.first_offset, lowest, highest, parts, items,
+            self.batch,
+        )  # fmt: skip
 
     def _inputs(self) -> dict[str, Any]:
         """The arguments that all kernels share."""
         call = self.call
         tables = {name: None if name not in self.tables else _table(self.tables[name]) for name in TABLES}
         numbers: dict[str, Any] = {
-            name: None if (x := getattr(call, name)) is None else _two_floats(x) for name in ("query_level", "key_level")
+            name: None if (x := getattr(call, name)) is None else _two_floats(x)
+            for name in ("query_level", "key_level")
         }
         return {
             **{name: _rows(getattr(call, name)) for name in ("q", "k", "v", "raw_q", "raw_k")},
@@ -124,10 +137,17 @@ class Launch:
 
     def forward(self, out: Tensor, lse: Tensor) -> None:
         """Writes the output, and the sums of each query."""
-        programs = triton.cdiv(self.lq, self.blocks.queries) * self.batch * self.heads
+        programs = self._programs(triton.cdiv(self.lq, self.blocks.queries) * self.batch * self.heads, self.form)
         sinks = None if self.call.sinks is None else self.call.sinks.float().contiguous()
         kernels.forward[(programs,)](
-            **self._inputs(), sinks=sinks, out=_rows(out), lse=lse, n=self._sizes(), C=self.form, **self._options()
+            **self._inputs(),
+            sinks=sinks,
+            scratch=self._scratch(programs, self.form),
+            out=_rows(out),
+            lse=lse,
+            n=self._sizes(),
+            C=self.form,
+            **self._options(self.form),
         )
 
     def backward(self, grad: Tensor, out: Tensor, lse: Tensor, grads: dict[str, Tensor]) -> None:
@@ -148,11 +168,13 @@ class Launch:
         buffers = {
             name: x.new_zeros(parts, self.heads, *x.shape[1:], dtype=torch.float32) for name, x in wanted.items()
         }
-        form = self.form._replace(**{f"grad_{name}": True for name in wanted})
+        grad_flags: dict[str, Any] = {f"grad_{name}": True for name in wanted}
+        form = self.form._replace(**grad_flags, scratch=self.form.scratch or bool(wanted))
         kernels.backward_queries[(parts * self.heads,)](
             **shared, dq=_rows(grads["q"]), draw_q=_rows(_given(grads["raw_q"])),
             dquery_level=_given(grads["query_level"]), dtemperature=_given(grads["temperature"]),
-            **{f"d{name}": buffers.get(name) for name in TABLES}, n=self._sizes(parts), C=form, **self._options(),
+            **{f"d{name}": buffers.get(name) for name in TABLES}, scratch=self._scratch(parts * self.heads, form),
+            n=self._sizes(parts), C=form, **self._options(form),
         )  # fmt: skip
         for name, x in wanted.items():
             total = buffers[name].sum(0)
@@ -162,16 +184,27 @@ class Launch:
         """Into how many parts the blocks of queries of a head are divided. Memory for tables bounds the number."""
         items = self.batch * triton.cdiv(self.lq, self.blocks.queries)
         if not wanted:
-            return items
+            return min(items, triton.cdiv(PROGRAMS, self.heads)) if self.form.scratch else items
         one = 4 * self.heads * sum(x[0].numel() for x in wanted.values())
         return max(1, min(items, triton.cdiv(PROGRAMS, self.heads), BUFFER_BYTES // one))
 
     def _backward_keys(self, shared: dict[str, Any], grads: dict[str, Tensor]) -> None:
-        programs = triton.cdiv(self.lk, self.blocks.keys) * self.batch * self.kv_heads
+        blocks = triton.cdiv(self.lk, self.blocks.keys) * self.batch * self.kv_heads
+        programs = self._programs(blocks, self.form)
         kernels.backward_keys[(programs,)](
             **shared, dk=_rows(grads["k"]), dv=_rows(grads["v"]), draw_k=_rows(_given(grads["raw_k"])),
-            dkey_level=_given(grads["key_level"]), n=self._sizes(), C=self.form, **self._options(),
+            dkey_level=_given(grads["key_level"]), scratch=self._scratch(programs, self.form),
+            n=self._sizes(), C=self.form, **self._options(self.form),
         )  # fmt: skip
+
+    def _programs(self, blocks: int, form: Form) -> int:
+        """How many programs compute so many blocks. Those with scratch memory are few, and take several blocks each."""
+        return min(blocks, PROGRAMS) if form.scratch else blocks
+
+    def _scratch(self, programs: int, form: Form) -> Tensor | None:
+        if not form.scratch:
+            return None
+        return self.call.q.new_empty(programs * form.block_m * form.band, dtype=torch.float32)
 
     def kept(self) -> Tensor:
         """The weights that stay under dropout, bool [B, H, Lq, Lk]."""
@@ -182,8 +215,10 @@ class Launch:
         kernels.kept_weights[(programs,)](found, inputs["seed"], inputs["limit"], self._sizes(), BLOCK=block)
         return found.bool()
 
-    def _options(self) -> dict[str, int]:
-        return {"num_warps": self.blocks.warps, "num_stages": self.blocks.stages}
+    def _options(self, form: Form) -> dict[str, int]:
+        # The compiler may load an iteration ahead, which must not happen to scratch memory.
+        stages = 1 if form.scratch else self.blocks.stages
+        return {"num_warps": self.blocks.warps, "num_stages": stages}
 
 
 def _padded(width: int) -> int:

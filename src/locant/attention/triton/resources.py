@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from locant.attention.fused_call import TABLES
 from locant.attention.triton import kernels
 from locant.attention.triton.blocks import Blocks, choose_blocks
 from locant.attention.triton.kernels import Factors, Form, Mask, Positions, Rows, Sizes, Table
@@ -35,7 +37,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "side vectors of 16 (inkling)": {"query": True, "raw_q": True, "query_width": 16, "temperature": True, "far": True},
     "levels (fox)": {"query_level": True, "key_level": True},
     "vector gain (huang3)": {"gain": 2, "far": True},
-    "bias with positions and a mask": {"bias": True, "consecutive": False, "far": True, "mask": True},
+    "bias with positions and a mask": {"bias": True, "consecutive": False, "far": True, "mask": True, "guarded": True},
     "softcap and sinks": {"softcap": True, "sinks": True},
     "bias and dropout": {"bias": True, "dropout": True},
 }
@@ -53,7 +55,7 @@ class Resources:
     seconds: float  # that the compiler took
 
 
-def form_of(configuration: dict[str, Any], width: int, blocks: Blocks) -> Form:
+def form_of(configuration: dict[str, Any], width: int, blocks: Blocks, kernel: str) -> Form:
     """The form of a causal call in bfloat16 with terms of a configuration, with gradients for all tables."""
     own = {name: configuration.get(name, width) for name in ("query_width", "key_width")}
     base = Form(
@@ -62,13 +64,17 @@ def form_of(configuration: dict[str, Any], width: int, blocks: Blocks) -> Form:
         query_width=own["query_width"], query_block=max(16, own["query_width"]),
         key_width=own["key_width"], key_block=max(16, own["key_width"]),
         dtype=tl.bfloat16, table_dtype=tl.bfloat16, table_precision="ieee", interpreted=False, consecutive=True,
-        far=False, lowest=False, highest=True, mask=False, bias=False, gain=0, query=False, key=False, value=False,
+        far=False, lowest=False, highest=True, mask=False, guarded=False, bias=False, gain=0,
+        query=False, key=False, value=False,
         raw_q=False, raw_k=False, query_level=False, key_level=False, level=False, temperature=False, softcap=False,
-        sinks=False, dropout=False,
+        sinks=False, dropout=False, scratch=False,
     )  # fmt: skip
     form = base._replace(**configuration)
-    return form._replace(**{f"grad_{name}": bool(getattr(form, name))
-                            for name in ("bias", "gain", "query", "key", "value", "level")})  # fmt: skip
+    vectors = form.query or form.key or form.value
+    if kernel != "backward_queries":
+        return form._replace(scratch=vectors)
+    grads: dict[str, Any] = {f"grad_{name}": bool(getattr(form, name)) for name in TABLES}
+    return form._replace(**grads, scratch=vectors or any(grads.values()))
 
 
 def blocks_of(configuration: dict[str, Any], width: int, capability: int, kernel: str) -> Blocks:
@@ -80,11 +86,13 @@ def blocks_of(configuration: dict[str, Any], width: int, capability: int, kernel
 def _signature(kernel: Any, form: Form) -> tuple[dict[str, Any], dict[Any, Any]]:
     """The types of the arguments, and the constants among them."""
     rows, table = Rows("*bf16", "i32", "i32", "i32"), Table("*fp32", "i32")
-    used = {
+    wide = Rows("*fp32", *rows[1:])
+    used: dict[str, Any] = {
         "q": rows, "k": rows, "v": rows, "grad": rows, "dq": rows, "dk": rows, "dv": rows,
-        "raw_q": Rows("*fp32", *rows[1:]) if form.raw_q else None, "raw_k": Rows("*fp32", *rows[1:]) if form.raw_k else None,
-        "draw_q": Rows("*fp32", *rows[1:]) if form.raw_q else None, "draw_k": Rows("*fp32", *rows[1:]) if form.raw_k else None,
-        "out": Rows("*fp32", *rows[1:]), "lse": "*fp32", "delta": "*fp32", "seed": "i64", "limit": "i64",
+        "raw_q": wide if form.raw_q else None, "raw_k": wide if form.raw_k else None,
+        "draw_q": wide if form.raw_q else None, "draw_k": wide if form.raw_k else None, "out": wide,
+        "lse": "*fp32", "delta": "*fp32", "seed": "i64", "limit": "i64",
+        "scratch": "*fp32" if form.scratch else None,
         "query_level": "*fp32" if form.query_level else None, "dquery_level": "*fp64" if form.query_level else None,
         "key_level": "*fp32" if form.key_level else None, "dkey_level": "*fp64" if form.key_level else None,
         "temperature": "*fp32" if form.temperature else None, "dtemperature": "*fp64" if form.temperature else None,
@@ -94,8 +102,9 @@ def _signature(kernel: Any, form: Form) -> tuple[dict[str, Any], dict[Any, Any]]
         "mask": Mask("*u8", "i32", "i32", "i32", "i32") if form.mask else None,
         "n": Sizes(*["i32"] * len(Sizes._fields)), "f": Factors("fp32", "fp32", "fp32"),
     }  # fmt: skip
-    for name in ("bias", "gain", "query", "key", "value", "level"):
-        used[name] = table if getattr(form, name) else None
+    for name in TABLES:
+        kind = Table("*bf16", "i32") if name in ("query", "key", "value") else table
+        used[name] = kind if getattr(form, name) else None
         used[f"d{name}"] = "*fp32" if getattr(form, f"grad_{name}") else None
     signature: dict[str, Any] = {}
     constants: dict[Any, Any] = {}
@@ -110,13 +119,11 @@ def _signature(kernel: Any, form: Form) -> tuple[dict[str, Any], dict[Any, Any]]
 
 def compile_kernel(name: str, form: Form, blocks: Blocks, capability: int) -> Resources:
     """Compiles a kernel for a GPU of a compute capability, and reads off its resources."""
-    import time
-
     kernel = getattr(kernels, name)
     signature, constants = _signature(kernel, form)
     attributes = {path: [["tt.divisibility", 16]] for path in _aligned(kernel, signature)}
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    options = {"num_warps": blocks.warps, "num_stages": 1 if form.scratch else blocks.stages}
     start = time.perf_counter()
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     seconds = time.perf_counter() - start
