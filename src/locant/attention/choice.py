@@ -3,6 +3,7 @@
 Back ends:
 
     fused   our C kernel, on CPUs
+    triton  our Triton kernels, on CUDA devices; in Triton's interpreter also on CPUs, to test them
     sdpa    torch's `scaled_dot_product_attention`, with the terms in its mask
     flex    torch's FlexAttention, for GPUs
     eager   the reference
@@ -20,35 +21,42 @@ Back ends:
            not causal, gradients disabled, not compiled;
          - nothing but temperatures, unlimited, and not causal, or causal with consecutive positions and as many
            queries as keys.
-    3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
-       CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
+    3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `triton`, `flex`, `sdpa`,
+       `eager` on CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
        program then has torch's own operators alone, and runs without locant.
 
 `auto` never takes `sdpa` for a scheme that grows towards the future (xpos) unless attention is causal: torch's backward
 pass computes exp(logit − log-sum), which has no correct digit for logits of 1e7 in float32.
+
+`triton` comes before `flex` because it takes every table with gradients, dropout, and memory that is linear in the
+length, and gives the same bits every time. `flex` is left with what `triton` refuses: vectors of more than 256 numbers,
+and machines without triton. No GPU has been available to time one against the other; `python -m
+locant.attention.triton --selftest` does.
 
 In short: on a CPU with gradients, a call with terms goes to `fused`, except decoding with a bias and temperatures at
 most, and calls that `fused` does not support.
 
 What a back end does not support (`eager` supports everything):
 
-                                                                        fused   sdpa   flex
-    need_weights=True                                                     ×       ×      ×
-    an additive mask                                                      ×              ×
-    a transform of torch.func, forward-mode differentiation               ×       ×      ×
-    a logit that is not a function of the offset alone (pair)             ×              ×
-    far rotations (`Request.far`)                                                 ×      ×
-    a scalar gain                                                                 ×
-    a vector gain, or a value term                                                ×      ×
-    a softcap, or sinks                                                           ×
-    query or key vectors in a scheme without a reach                                     ×
-    offsets that are not consecutive (`Offsets.inverse`)                  ×              ×
-    dropout                                                                              ×
-    float64, also of rotated queries and keys (xpos over a wide span)     ×              ×
+                                                                        fused  triton  sdpa   flex
+    need_weights=True                                                     ×       ×      ×      ×
+    an additive mask                                                      ×       ×             ×
+    a transform of torch.func, forward-mode differentiation               ×       ×      ×      ×
+    a logit that is not a function of the offset alone (pair)             ×       ×             ×
+    far rotations (`Request.far`)                                                 ×      ×      ×
+    a scalar gain                                                                        ×
+    a vector gain, or a value term                                                       ×      ×
+    a softcap, or sinks                                                                  ×
+    query or key vectors in a scheme without a reach                                            ×
+    offsets that are not consecutive (`Offsets.inverse`)                  ×       ×             ×
+    dropout                                                                                     ×
+    float64, also of rotated queries and keys (xpos over a wide span)     ×       ×             ×
     float16, or another device than the CPU                               ×
-    gradients on a CPU                                                                   ×
-    no keys, no heads or a head size of 0                                 ×
-    no C compiler (fused), torch without FlexAttention (flex)             ×              ×
+    a CPU, except in Triton's interpreter                                         ×
+    vectors of more than 256 numbers                                              ×
+    gradients on a CPU                                                                          ×
+    no keys, no heads or a head size of 0                                 ×       ×
+    no C compiler (fused), no triton, torch without FlexAttention (flex)  ×       ×             ×
 """
 
 from __future__ import annotations

@@ -294,18 +294,25 @@ def _kind(qp, kp, i, j, start, at, n, C: tl.constexpr):
 
 
 @device_function
-def _place(C: tl.constexpr):
-    """[BM, BN]: the place in a band of the pair (i, j)."""
-    return tl.arange(0, C.block_n)[None, :] - tl.arange(0, C.block_m)[:, None] + (C.block_m - 1)
+def _count(LENGTH: tl.constexpr, C: tl.constexpr):
+    """0 … LENGTH − 1, as numbers that the compiler does not know.
+
+    Addresses in scratch memory are the same in every tile. The compiler would compute all of them before the loop over
+    tiles, and they would fill the registers.
+    """
+    count = tl.arange(0, LENGTH)
+    if not C.interpreted:
+        count = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [count], dtype=tl.int32, is_pure=False, pack=1)
+    return count
 
 
 @device_function
-def _exchange(scratch, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _exchange(scratch, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, C: tl.constexpr):
     """Writes x [ROWS, COLUMNS] to the scratch memory of this program, where all its threads can read it.
 
     The barrier before waits for those that still read what was there.
     """
-    at = scratch + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    at = scratch + _count(ROWS, C)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     tl.debug_barrier()
     tl.store(at, x)
     tl.debug_barrier()
@@ -314,32 +321,34 @@ def _exchange(scratch, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @device_function
 def _skewed(scratch, product, C: tl.constexpr):
     """[BM, BN] from products [BM, band] of queries with the columns of a band: that of each pair's own column."""
-    _exchange(scratch, product, C.block_m, C.band)
-    return tl.load(scratch + tl.arange(0, C.block_m)[:, None] * C.band + _place(C), volatile=True)
+    _exchange(scratch, product, C.block_m, C.band, C)
+    i, j = _count(C.block_m, C)[:, None], tl.arange(0, C.block_n)[None, :]
+    return tl.load(scratch + i * C.band + (j - i + (C.block_m - 1)), volatile=True)
 
 
 @device_function
 def _skewed_keys(scratch, product, C: tl.constexpr):
     """[BM, BN] from products [band, BN] of the columns of a band with keys."""
-    _exchange(scratch, product, C.band, C.block_n)
-    return tl.load(scratch + _place(C) * C.block_n + tl.arange(0, C.block_n)[None, :], volatile=True)
+    _exchange(scratch, product, C.band, C.block_n, C)
+    i, j = _count(C.block_m, C)[:, None], tl.arange(0, C.block_n)[None, :]
+    return tl.load(scratch + (j - i + (C.block_m - 1)) * C.block_n + j, volatile=True)
 
 
 @device_function
 def _unskewed(scratch, d, C: tl.constexpr):
     """[BM, band]: the number of the pair of query i at place c of the band; 0 if there is none."""
-    i = tl.arange(0, C.block_m)[:, None]
+    _exchange(scratch, d, C.block_m, C.block_n, C)
+    i = _count(C.block_m, C)[:, None]
     j = tl.arange(0, C.band)[None, :] + i - (C.block_m - 1)
-    _exchange(scratch, d, C.block_m, C.block_n)
     return tl.load(scratch + i * C.block_n + j, mask=(j >= 0) & (j < C.block_n), other=0.0, volatile=True)
 
 
 @device_function
 def _unskewed_keys(scratch, d, C: tl.constexpr):
     """[band, BN]: the number of the pair of key j at place c of the band."""
+    _exchange(scratch, d, C.block_m, C.block_n, C)
     j = tl.arange(0, C.block_n)[None, :]
-    i = j - tl.arange(0, C.band)[:, None] + (C.block_m - 1)
-    _exchange(scratch, d, C.block_m, C.block_n)
+    i = j - _count(C.band, C)[:, None] + (C.block_m - 1)
     return tl.load(scratch + i * C.block_n + j, mask=(i >= 0) & (i < C.block_m), other=0.0, volatile=True)
 
 
