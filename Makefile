@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 C_FILES := src/locant/attention/fused.c tests/attention/fused_fuzz.c
 
-.PHONY: demo test slow docs dist lint types format clean fuzz hostile mutants mutants-all kill sanitize census census-check
+.PHONY: demo test slow docs dist lint types format clean fuzz hostile mutants mutants-all kill sanitize census census-check gpu-proof gpu-compiled
 
 demo: $(VENV)/ready
 	$(BIN)/locant compare clm --schemes learned,nope,tisa,alibi,rope --seeds 2 --budget 40s -o demo/compare
@@ -52,6 +52,14 @@ kill: $(VENV)/ready
 
 sanitize: $(VENV)/ready
 	$(BIN)/python -m reliability.sanitize
+
+# The Triton kernels without a GPU; docs/gpu.md has the results. CALLS random calls in the interpreter, 5 s of CPU each.
+CALLS ?= 500
+gpu-proof: $(VENV)/ready
+	TRITON_INTERPRET=1 $(BIN)/python -m reliability.gpu equality --calls $(CALLS)
+
+gpu-compiled: $(VENV)/ready
+	$(BIN)/python -m reliability.gpu compiled
 
 # Every text architecture of transformers, built tiny, swapped and checked; docs/census.md has the results.
 census: $(VENV)/ready

@@ -3,8 +3,8 @@
 TRITON_INTERPRET=1 python -m reliability.gpu equality --calls 500    random calls, about 5 s of CPU time each
 python -m reliability.gpu compiled                                   compiles the kernels, about 20 minutes of CPU time
 
-Written to reliability/results/gpu-equality.csv and gpu-compiled.csv. `compiled` goes on where it was interrupted; delete
-the file to begin again. No number is a time on a GPU.
+Written to reliability/results/gpu-equality.csv and gpu-compiled.csv. `compiled` goes on where it was interrupted;
+delete the file to begin again. No number is a time on a GPU.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Kind:
-    """The tables of vectors of a scheme, with their widths relative to the head size; the reach: None if it has none."""
+    """The widths of a scheme's tables of vectors relative to the head size, and its reach: None if it has none."""
 
     query: float = 0.0
     key: float = 0.0

@@ -179,7 +179,55 @@ def test_dropout_drops_the_same_weights_backwards():
     call = triton.make_call(prepare(q, k, v, scheme, dropout=p))
     torch.manual_seed(5)
     call = call._replace(seed=torch.randint(2**62, (1,)))
-    assert torch.equal(triton._launch(call, True, True).kept(), keep != 0)
+    from locant.attention.triton.launch import Launch
+
+    assert torch.equal(Launch(call, True, True).kept(), keep != 0)
+
+
+def test_autotuning_takes_the_fastest_sizes_once(monkeypatch):
+    """Other sizes of tiles give the same result; those that do not fit on the device are left out."""
+    import triton as library
+
+    from locant.attention.triton import blocks, launch
+
+    small, wide, large = blocks.Blocks(16, 16, 1, 1), blocks.Blocks(16, 32, 1, 1), blocks.Blocks(64, 64, 1, 1)
+    timed = []
+
+    def bench(run):
+        run()
+        timed.append(None)
+        if len(timed) == 3:
+            raise library.runtime.errors.OutOfResources(1, 0, "registers")
+        return 2.0 - len(timed)
+
+    monkeypatch.setattr(library.testing, "do_bench", bench)
+    monkeypatch.setattr(blocks, "CANDIDATES", (small, wide, large))
+    monkeypatch.setattr(blocks, "_fastest", {})
+    monkeypatch.setattr(launch.triton.testing, "do_bench", bench)
+    triton.autotune(True)
+    try:
+        given, scheme = tensors(1, 1, 1, 5, 20, 8), build_scheme("shaw:clip=3", 1, 8)
+        for _ in range(2):
+            with torch.no_grad():
+                found = locant.attend(*given, scheme, impl="triton")
+    finally:
+        triton.autotune(False)
+    assert len(timed) == 3
+    assert list(blocks._fastest.values()) == [wide]
+    torch.testing.assert_close(found, locant.attend(*given, scheme, impl="eager"))
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("width", [16, 64, 128, 256])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_block_sizes_are_powers_of_2(width, itemsize, capability):
+    from locant.attention.triton.blocks import choose_blocks
+
+    for vectors in (False, True):
+        for backward in (False, True):
+            found = choose_blocks(width, vectors, itemsize, capability, backward)
+            assert all(size in (32, 64, 128) for size in found[:2])
+            assert found.queries == found.keys or not (vectors or backward)  # a band is twice a tile then
 
 
 def test_second_gradients():

@@ -21,8 +21,8 @@ Back ends:
            not causal, gradients disabled, not compiled;
          - nothing but temperatures, unlimited, and not causal, or causal with consecutive positions and as many
            queries as keys.
-    3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `triton`, `flex`, `sdpa`,
-       `eager` on CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
+    3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `triton`, `flex`, `sdpa`, `eager`
+       on CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
        program then has torch's own operators alone, and runs without locant.
 
 `auto` never takes `sdpa` for a scheme that grows towards the future (xpos) unless attention is causal: torch's backward

@@ -57,6 +57,18 @@ def missing_interpreter() -> str | None:
     return None
 
 
+_autotuning = False
+
+
+def autotune(on: bool) -> None:
+    """Whether block sizes are measured at the first call of each kind, instead of taken from a table.
+
+    Off by default: other sizes sum in another order, so results then differ from machine to machine in their last bits.
+    """
+    global _autotuning
+    _autotuning = on
+
+
 def attend(request: Request) -> tuple[Tensor, None]:
     """The output [B, H, Lq, Dv] in the dtype of q, and None: the kernel keeps no weights."""
     out, _ = forward(request.consecutive, *make_call(request))
@@ -66,17 +78,18 @@ def attend(request: Request) -> tuple[Tensor, None]:
 # ------------------------------------------------------------------------------------------------- operators
 
 
-def _launch(call: Call, backward: bool, consecutive: bool) -> Launch:
-    from locant.attention.triton.launch import Launch
+def _launch(call: Call, backward: bool, consecutive: bool, run: Callable[[Launch], object]) -> Launch:
+    """The call, ready to `run`, with block sizes of the table or measured ones."""
+    from locant.attention.triton.launch import Launch, tuned_launch
 
-    return Launch(call, backward, consecutive)
+    return tuned_launch(call, consecutive, run, backward) if _autotuning else Launch(call, backward, consecutive)
 
 
 def _forward(consecutive: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
     """The output [B, H, Lq, Dv] in float32, and `lse` [B, H, Lq, 2], see `kernels.forward`."""
     call = Call(*arguments)
     out, lse = _empty_outputs(call)
-    _launch(call, False, consecutive).forward(out, lse)
+    _launch(call, False, consecutive, lambda launch: launch.forward(out, lse)).forward(out, lse)
     return out, lse
 
 
@@ -101,7 +114,8 @@ def _backward(
     """
     call = Call(*arguments)
     grads = _empty_gradients(call, wanted)
-    _launch(call, True, consecutive).backward(grad, out, lse, grads)
+    launch = _launch(call, True, consecutive, lambda launch: launch.backward(grad, out, lse, grads))
+    launch.backward(grad, out, lse, grads)
     return list(grads.values())
 
 
@@ -162,7 +176,7 @@ def _second_gradient(ctx: Any, pulls: list[Tensor | None]) -> tuple[Any, ...]:
               if x is not None and name in given and asked[name]}  # fmt: skip
     kept = None
     if call.dropout:
-        kept = _launch(call, True, ctx.consecutive).kept().double() / (1 - call.dropout)
+        kept = _launch(call, True, ctx.consecutive, lambda launch: launch.kept()).kept().double() / (1 - call.dropout)
     of_grad, found = second_gradients(grad, given, pulled, lambda now: output_of_call(call, now, kept))
     named: dict[str, Any] = {name: x.to(given[name].dtype) for name, x in found.items()}
     return of_grad.to(grad.dtype), None, None, None, None, *NO_GRADIENTS._replace(**named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from locant.attention.fused_call import TABLES, Call
 from locant.attention.triton import kernels
-from locant.attention.triton.blocks import INTERPRETED, Blocks, choose_blocks
+from locant.attention.triton.blocks import INTERPRETED, Blocks, choose_blocks, fastest
 from locant.attention.triton.kernels import Factors, Form, Mask, Positions, Rows, Sizes, Table
 
 PROGRAMS = 1024
@@ -24,12 +25,12 @@ DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 class Launch:
     """A call in the form that the kernels read."""
 
-    def __init__(self, call: Call, backward: bool, consecutive: bool) -> None:
+    def __init__(self, call: Call, backward: bool, consecutive: bool, blocks: Blocks | None = None) -> None:
         self.call, self.consecutive = call, consecutive
         self.interpreted = not isinstance(kernels.forward, triton.runtime.JITFunction)
         self.batch, self.heads, self.lq, _ = call.q.shape
         self.kv_heads, self.lk = call.k.shape[1], call.k.shape[2]
-        self.blocks = self._blocks(backward)
+        self.blocks = blocks or self._blocks(backward)
         self.tables = self._tables()
         self.columns = next((x.shape[1] for x in self.tables.values()), 1)
         self.form = self._form()
@@ -219,6 +220,22 @@ class Launch:
         # The compiler may load an iteration ahead, which must not happen to scratch memory.
         stages = 1 if form.scratch else self.blocks.stages
         return {"num_warps": self.blocks.warps, "num_stages": stages}
+
+
+def tuned_launch(call: Call, consecutive: bool, run: Callable[[Launch], object], backward: bool) -> Launch:
+    """A launch with the block sizes that take the least time to `run`; measured once for each kind of call."""
+    launch = Launch(call, backward, consecutive)
+    # The form names terms and widths; lengths matter by their order of magnitude.
+    key = (launch.form, backward, launch.lq.bit_length(), launch.lk.bit_length(), call.q.device)
+
+    def seconds(blocks: Blocks) -> float | None:
+        try:
+            found: float = triton.testing.do_bench(lambda: run(Launch(call, backward, consecutive, blocks)))
+        except triton.runtime.errors.OutOfResources:
+            return None
+        return found
+
+    return Launch(call, backward, consecutive, fastest(key, seconds))
 
 
 def _padded(width: int) -> int:

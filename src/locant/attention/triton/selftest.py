@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from locant.attention import triton
 from locant.attention.attend import attend
+from locant.attention.choice import BACKENDS
+from locant.attention.request import prepare
 from locant.schemes.base import Scheme
 from locant.spec import scheme
 from locant.version import __version__
@@ -105,10 +108,8 @@ def times(length: int, device: torch.device) -> dict[str, dict[str, float]]:
         by = scheme(name, n_heads=h, head_dim=d).to(device)
         row = table[name] = {}
         for impl in ("triton", "flex"):
-            try:
-                row[impl] = seconds(lambda by=by, impl=impl: attend(q, k, v, by, causal=True, impl=impl)) / plain
-            except ValueError:  # this back end does not support the call
-                continue
+            if BACKENDS[impl].unsupported(prepare(q, k, v, by, causal=True)) is None:
+                row[impl] = seconds(partial(attend, q, k, v, by, causal=True, impl=impl)) / plain
         if name == "alibi" and find_spec("flash_attn") is not None:
             row["flash-attn"] = seconds(_flash_alibi(q, k, v)) / plain
     return table
