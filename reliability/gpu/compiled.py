@@ -11,11 +11,11 @@ WIDTHS = (64, 128)
 
 
 def plan() -> list[tuple[int, int, str, str]]:
-    """Every compilation: capability, head size, configuration, kernel. What a test holds at zero spills comes first."""
+    """Every compilation: capability, head size, configuration, kernel."""
     return [
         (capability, width, name, kernel)
-        for capability in resources.CAPABILITIES
         for width in WIDTHS
+        for capability in resources.CAPABILITIES
         for name in resources.CONFIGURATIONS
         for kernel in resources.KERNELS
     ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,11 @@ def attend(request: Request) -> tuple[Tensor, None]:
 # ------------------------------------------------------------------------------------------------- operators
 
 
+def _on_device_of(call: Call) -> AbstractContextManager[Any]:
+    """Makes the device of a call the current one, which Triton launches on."""
+    return torch.cuda.device(call.q.device) if call.q.is_cuda else nullcontext()
+
+
 def _launch(call: Call, backward: bool, consecutive: bool, run: Callable[[Launch], object]) -> Launch:
     """The call, ready to `run`, with block sizes of the table or measured ones."""
     from locant.attention.triton.launch import Launch, tuned_launch
@@ -89,7 +95,8 @@ def _forward(consecutive: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
     """The output [B, H, Lq, Dv] in float32, and `lse` [B, H, Lq, 2], see `kernels.forward`."""
     call = Call(*arguments)
     out, lse = _empty_outputs(call)
-    _launch(call, False, consecutive, lambda launch: launch.forward(out, lse)).forward(out, lse)
+    with _on_device_of(call):
+        _launch(call, False, consecutive, lambda launch: launch.forward(out, lse)).forward(out, lse)
     return out, lse
 
 
@@ -114,8 +121,9 @@ def _backward(
     """
     call = Call(*arguments)
     grads = _empty_gradients(call, wanted)
-    launch = _launch(call, True, consecutive, lambda launch: launch.backward(grad, out, lse, grads))
-    launch.backward(grad, out, lse, grads)
+    with _on_device_of(call):
+        launch = _launch(call, True, consecutive, lambda launch: launch.backward(grad, out, lse, grads))
+        launch.backward(grad, out, lse, grads)
     return list(grads.values())
 
 

@@ -24,8 +24,8 @@ from locant.attention.triton import kernels
 from locant.attention.triton.blocks import Blocks, choose_blocks
 from locant.attention.triton.kernels import Factors, Form, Mask, Positions, Rows, Sizes, Table
 
-CAPABILITIES = (80, 90, 100)
-"""A100, H100, B200."""
+CAPABILITIES = (90, 80, 100)
+"""Of the H100, the A100 and the B200."""
 KERNELS = ("forward", "backward_queries", "backward_keys")
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
