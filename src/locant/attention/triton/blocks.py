@@ -39,16 +39,14 @@ def choose_blocks(width: int, vectors: bool, itemsize: int, capability: int, bac
 
     Two thirds of a tile's registers are its logits, BM · BN, and its accumulators, BM · width. So tiles shrink with the
     width, with the size of a number, and in the backward pass, which holds three tiles of logits at a time. A table of
-    vectors also holds products with a band, twice as wide as a tile: twice as many warps share it. Before compute
-    capability 9.0 the operands of products are in registers too, hence the smallest tiles there. Forward, queries are
-    twice as many as keys, because each loaded key then serves more of them.
+    vectors also holds products with a band, twice as wide as a tile. Before compute capability 9.0 the operands of
+    products are in registers too, hence the smallest tiles there. Forward, queries are twice as many as keys, because
+    each loaded key then serves more of them. Eight warps share the larger tiles: with four, a bias spilled registers.
     """
     side = 64 if width <= 128 and itemsize == 2 else 32
     if vectors and backward and capability < 90:
         side = 32
-    if vectors or backward:
-        return Blocks(side, side, 8 if side == 64 and (vectors or width > 64) else 4, 2)
-    return Blocks(2 * side, side, 8 if width > 64 else 4, 2)
+    return Blocks(side if vectors or backward else 2 * side, side, 8 if side == 64 else 4, 2)
 
 
 _fastest: dict[Hashable, Blocks] = {}
