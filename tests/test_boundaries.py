@@ -47,6 +47,7 @@ OPTIONAL = {
     "grp": "not on Windows",
     "pwd": "not on Windows",
     "filelock": "extra",
+    "flash_attn": "optional: the self-test compares with it",
     "matplotlib": "extra",
     "pandas": "optional: only a DataFrame needs it",
     "plotext": "extra",

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,7 +25,6 @@ from locant.attention.choice import BACKENDS
 from locant.attention.request import prepare
 from locant.schemes.base import Scheme
 from locant.spec import scheme
-from locant.version import __version__
 
 SCHEMES = ("nope", "rope", "tisa", "alibi", "huang1:clip=64", "huang3:clip=8", "huang4:clip=64", "shaw:clip=64", "xl")
 TIMED = ("nope", "alibi", "tisa", "huang1:clip=64", "huang4:clip=64", "shaw:clip=64")
@@ -64,7 +64,7 @@ def selftest(length: int) -> int:
         print(f"{each.name:20} {_short(each.dtype):9} error {each.error:.1e}  {'ok' if each.passed else 'WRONG'}")
     wrong = [each for each in found if not each.passed]
     print(f"{len(found) - len(wrong)} of {len(found)} comparisons with eager in float64 passed.")
-    line = f"locant {__version__}, torch {torch.__version__}, {len(wrong)} of {len(found)} wrong"
+    line = f"locant {metadata.version('locant')}, torch {torch.__version__}, {len(wrong)} of {len(found)} wrong"
     if gpu:
         table = times(length, device)
         for name, row in table.items():
