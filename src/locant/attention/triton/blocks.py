@@ -39,15 +39,16 @@ def choose_blocks(width: int, vectors: bool, itemsize: int, capability: int, bac
 
     Two thirds of a tile's registers are its logits, BM · BN, and its accumulators, BM · width. So tiles shrink with the
     width, with the size of a number, and in the backward pass, which holds three tiles of logits at a time. A table of
-    vectors also holds products with a band, twice as wide as a tile. Forward, queries are twice as many as keys, because
-    each loaded key then serves more of them. Eight warps share a tile: with four, a bias spilled registers. Two stages
-    load the next keys while a tile is computed. From compute capability 9.0 on this spilled registers in the backward
-    pass.
+    vectors also holds products with a band, twice as wide as a tile. Forward, queries are twice as many as keys,
+    because each loaded key then serves more of them. Eight warps share a tile: with four, a bias spilled registers. Two
+    stages load the next keys while a tile is computed; in the backward pass this spilled registers.
+
+    The sizes do not depend on the compute capability so far: nobody has timed them.
     """
     if (vectors and backward) or width > 128 or itemsize == 4:
         return Blocks(32, 32, 8, 1)
     if vectors or backward:
-        return Blocks(64, 64, 8, 1 if vectors or capability >= 90 else 2)
+        return Blocks(64, 64, 8, 1)
     return Blocks(128, 64, 8, 2)
 
 
