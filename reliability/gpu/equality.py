@@ -76,7 +76,7 @@ def run(seed: int) -> Outcome:
     worst = (0.0, 0, 0.0)
     for index, (x, exact, most) in enumerate(zip(found, truth, allowed, strict=True)):
         if exact is not None:
-            error = float((x.double() - exact).abs().max())
+            error = float((x.detach().double() - exact.detach()).abs().max())
             part = error / float(most) if float(most) else float(error != 0)
             worst = max(worst, (part if part == part else float("inf"), index, error))
     name = str(dtype).removeprefix("torch.")

@@ -30,8 +30,11 @@ print(json.dumps(asdict(resources.compile_kernel(kernel, form, blocks, capabilit
 FAST = [("bias", "forward", 64, 90)]
 WITHOUT_SPILLS = [
     (name, kernel, 64, capability)
-    for capability in (80, 90)
-    for name in ("plain", "bias", "gain", "levels (fox)")
+    for capability in (90,)
+    for name in (
+        "plain", "bias", "gain", "query and value (shaw)", "query and key (huang4)", "side vectors of 16 (inkling)",
+        "levels (fox)",
+    )
     for kernel in ("forward", "backward_queries", "backward_keys")
 ]
 

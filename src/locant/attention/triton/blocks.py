@@ -43,9 +43,10 @@ def choose_blocks(width: int, vectors: bool, itemsize: int, capability: int, bac
     because each loaded key then serves more of them. Eight warps share a tile: with four, a bias spilled registers. Two
     stages load the next keys while a tile is computed; in the backward pass this spilled registers.
 
-    The sizes do not depend on the compute capability so far: nobody has timed them.
+    Before compute capability 9.0 the operands of products are in registers too, and tiles are smaller for that.
     """
-    if (vectors and backward) or width > 128 or itemsize == 4:
+    registers = capability < 90 and (vectors or backward)
+    if registers or (vectors and backward) or width > 128 or itemsize == 4:
         return Blocks(32, 32, 8, 1)
     if vectors or backward:
         return Blocks(64, 64, 8, 1)
