@@ -17,9 +17,9 @@ from measuring import RESULTS, append_csv, command_line, minilm, read_csv
 
 import locant
 from locant.adaptation import sample
-from locant.adaptation.pooling import pooling_of
 from locant.adaptation.scores import Stsb
 from locant.experiments.run import quiet
+from locant.hf.pooling import pooling_of
 from locant.hf.sentence_folder import sentence_folder
 
 SPECS = ["tisa:kernels=5", "tisa:kernels=1", "tisa:kernels=3", "tisa:kernels=10", "toeplitz", "t5", "alibi",

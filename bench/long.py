@@ -19,9 +19,9 @@ from measuring import RESULTS, command_line, minilm, write_csv
 
 import locant
 from locant.adaptation.documents import Sentences, articles
-from locant.adaptation.pooling import Pooling
 from locant.adaptation.scores import Stsb
 from locant.experiments.run import quiet
+from locant.hf.pooling import Pooling
 from locant.runs.text_source import read
 
 FIELDS = ["way", "budget", "seed", "steps", "accuracy", "over truncated", "low", "high", "over chunks of 512",

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-BATCH_TOKENS = 4096
+BATCH_TOKENS = 2048
+"""Tokens of a batch: with a vocabulary of 262,144 words their logits take 2 GB."""
 
 
 def pieces(tokens: torch.Tensor, length: int, lengths: Sequence[int], begin: int) -> torch.Tensor:

@@ -2,7 +2,15 @@
 
 from locant.analysis import inspection
 
-QUICK = {"LENGTH": 24, "SEQUENCES": 6, "PROBE_LENGTH": 16, "PROBE_STEPS": 5, "LENGTHS": (8, 16, 32)}
+QUICK = {
+    "LENGTH": 24,
+    "SEQUENCES": 6,
+    "CERTAINTY_LENGTH": 12,
+    "CERTAINTY_SEQUENCES": 8,
+    "PROBE_LENGTH": 16,
+    "PROBE_STEPS": 5,
+    "LENGTHS": (8, 16, 32),
+}
 """Sizes that make an inspection fast."""
 
 

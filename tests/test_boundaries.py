@@ -3,6 +3,8 @@
 terms ← schemes ← notation ← { imports, spec } ← attention ← testing
                                         ↑
                             runs       hf ← analysis ← { adaptation, experiments } ← papers ← report ← verbs ← cli
+                                                                 ↑
+                                                             exporting ← cli
 
 A ← B means: B may import A.
 """
@@ -33,11 +35,12 @@ MAY_IMPORT = {
     "hf": FOUNDATION,
     "analysis": FOUNDATION | {"hf"},
     "adaptation": MODELS,
+    "exporting": MODELS | {"adaptation"},
     "experiments": MODELS,
     "papers": MODELS | {"adaptation", "experiments"},
     "report": MODELS | {"adaptation", "experiments", "papers"},
     "verbs": MODELS | {"adaptation", "experiments", "papers", "report"},
-    "cli": MODELS | {"adaptation", "experiments", "papers", "report", "testing", "verbs"},
+    "cli": MODELS | {"adaptation", "experiments", "papers", "report", "testing", "verbs", "exporting"},
 }
 """Each package or module of locant, and the others it may import. The root `__init__` may import all."""
 
@@ -70,6 +73,7 @@ LAZY = {
     ("papers", "adaptation"): "start-up time: `locant reproduce` reads its options before transformers is imported",
     ("papers", "analysis"): "start-up time: the same",
     ("papers", "hf"): "start-up time: the same",
+    ("exporting", "exporting"): "optional dependency: only fitting a table trains anything",
     ("registering", "transformers_config"): "optional dependency: `import locant` works without transformers",
     ("verbs", "experiments"): "optional dependency: Ray",
     ("verbs", "report"): "optional dependency: matplotlib",

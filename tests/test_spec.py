@@ -81,7 +81,7 @@ def test_spaces_and_capitals_do_not_matter():
         ("rope:theta=nan", r"rope: theta must be a finite number > 0, got nan"),
         ("rope:theta=inf", r"rope: theta must be a finite number > 0, got inf"),
         ("kerple:kind=cubic", r"kerple: kind must be one of 'log', 'power', got 'cubic'"),
-        ("t5:buckets=7", r"t5: buckets must be a multiple of 4, got 7"),
+        ("t5:buckets=7", r"t5: buckets must be even, half of them for r > 0; got 7"),
         ("t5:max_distance=4", r"t5: max_distance must be a whole number ≥ 9, got 4"),
         ("tisa2:free=13", r"tisa2: free must be at most n_heads = 12, got 13"),
     ],
@@ -162,3 +162,34 @@ def test_parts_of_a_sum_must_fit_one_model():
         Sum(Tisa(n_heads=2), Tisa(n_heads=3))
     with pytest.raises(TypeError, match="Sum needs one scheme or more"):
         Sum("tisa")
+
+
+def test_layers_share_a_scheme_by_its_string():
+    dims = {"n_heads": 4, "head_dim": 8, "d_model": 32}
+    first, second, third, fourth = locant.per_layer("t5:shared=layers/t5", 4, **dims)
+    assert first is third
+    assert second is not fourth
+    assert second is not first
+    assert str(first) == "t5"
+    whole = locant.per_layer("t5:buckets=16,shared=layers+first", 3, **dims)
+    assert len(set(whole)) == 1
+    assert str(whole[0]) == "t5:buckets=16+first"
+    assert len(set(locant.per_layer("t5:shared=layers+rope", 2, **dims))) == 1  # rope has no parameters
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("t5:shared=layers+tisa", "tisa has parameters in attention"),
+        ("rope@grouped:shared=layers", "belongs to the scheme"),
+        ("t5:shared=heads", "no option 'shared'"),
+    ],
+)
+def test_what_layers_cannot_share(spec, message):
+    with pytest.raises(ValueError, match=message):
+        locant.per_layer(spec, 2, n_heads=4, head_dim=8, d_model=32)
+
+
+def test_one_scheme_has_no_layers_to_share_it():
+    with pytest.raises(ValueError, match="per_layer"):
+        locant.scheme("t5:shared=layers", n_heads=4)

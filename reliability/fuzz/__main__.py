@@ -25,15 +25,15 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(1)
     if options.case is not None:
-        return _run_one(options.seed, options.case)
+        return _run_one(options.seed, options.case, options.new)
     seconds = options.cases / CASES_PER_SECOND / options.processes
     print(f"{options.cases} cases of seed {options.seed}; about {seconds / 60:.0f} min on free cores", flush=True)
     counts, done, start = Counts(), 0, time.perf_counter()
-    for block in blocks(options.seed, options.first, options.cases, options.processes):
+    for block in blocks(options.seed, options.first, options.cases, options.processes, options.new):
         for ran in block:
             counts.add(ran)
             if ran.outcome.kind == FAILED and len(counts.failures) <= SHOWN:
-                print_failure(options.seed, ran)
+                print_failure(options.seed, ran, options.new)
         done += len(block)
         if done % (8 * BLOCK) == 0 or done == options.cases:
             _progress(done, options.cases, len(counts.failures), time.perf_counter() - start)
@@ -49,26 +49,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case; to split a run or go on")
     parser.add_argument("--case", type=int, help="run this one case and show it")
+    parser.add_argument("--new", action="store_true", help="only cases with a scheme of 2025–26 or a map")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULTS, help="csv file of the table")
     return parser
 
 
-def _run_one(seed: int, index: int) -> int:
-    case = draw(seed, index)
+def _run_one(seed: int, index: int, new: bool) -> int:
+    case = draw(seed, index, new)
     outcome = run(case)
     print(case)
     print(outcome)
     if outcome.kind == FAILED:
-        print_failure(seed, Ran(index, case, outcome, 0.0))
+        print_failure(seed, Ran(index, case, outcome, 0.0), new)
     return 1 if outcome.kind == FAILED else 0
 
 
-def print_failure(seed: int, ran: Ran) -> None:
+def print_failure(seed: int, ran: Ran, new: bool = False) -> None:
     """Prints what failed, and two lines that do it again with the smallest case found."""
     case, outcome = shrink(ran.case, ran.outcome)
     print(f"\nFAILED: case {ran.index} of seed {seed}: {ran.outcome.what}")
-    print(f"again: python -m reliability.fuzz --seed {seed} --case {ran.index}")
+    print(f"again: python -m reliability.fuzz --seed {seed} --case {ran.index}{' --new' if new else ''}")
     print(f"smaller: {outcome.what}")
     print(reproducer(case), flush=True)
 

@@ -37,7 +37,15 @@ def how(case: Case, inputs: Inputs) -> dict[str, Any]:
         "q_pos": inputs.q_pos, "k_pos": inputs.k_pos, "mask": inputs.mask, "additive_mask": inputs.additive,
         "causal": case.causal, "window": case.window, "scale": case.scale,
         "softcap": case.softcap, "sinks": inputs.sinks, "dropout": case.dropout, "impl": case.impl,
+        "x": passed_states(case, inputs.x_q, inputs.x_k),
     }  # fmt: skip
+
+
+def passed_states(case: Case, x_q: Tensor | None, x_k: Tensor | None) -> Any:
+    """Hidden states as `attend` takes them."""
+    if not case.reads:
+        return None
+    return (x_q, x_k) if case.states == "pair" else x_k if case.states == "keys" else x_q
 
 
 CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -56,6 +64,9 @@ def _differentiated(case: Case, inputs: Inputs) -> Results:
     arguments = how(case, inputs)
     if inputs.sinks is not None:
         leaves["s"] = arguments["sinks"] = inputs.sinks.detach().requires_grad_("s" in case.wanted)
+    states = {name: None if x is None else x.detach() for name, x in (("xq", inputs.x_q), ("xk", inputs.x_k))}
+    leaves |= {name: x.requires_grad_("x" in case.wanted) for name, x in states.items() if x is not None}
+    arguments["x"] = passed_states(case, states["xq"], states["xk"])
     if case.dropout:
         torch.default_generator.manual_seed(case.data)
     with CONTEXTS.get(case.context, nullcontext)():  # PyTorch wants the backward pass outside autocast
@@ -69,7 +80,7 @@ def _differentiated(case: Case, inputs: Inputs) -> Results:
 def gradients(
     results: Mapping[str, Tensor | None], leaves: dict[str, Tensor], params: dict[str, Tensor], inputs: Inputs
 ) -> dict[str, Tensor]:
-    """The gradients of q, k, v, the sinks ("dq", …, "ds") and of parameters ("d NAME") that require one.
+    """The gradients of q, k, v, sinks and hidden states ("dq", …, "dxk") and parameters ("d NAME") that require one.
 
     They are those of output and weights. Where autograd has none it is 0.
     """
@@ -115,7 +126,7 @@ def tangents(case: Case, inputs: Inputs) -> tuple[Tensor, ...]:
 
 def _vmapped(case: Case, inputs: Inputs) -> Results:
     """The call on one sequence at a time, vectorised over the batch by torch.func."""
-    rest = {"q_pos": inputs.q_pos, "k_pos": inputs.k_pos, "mask": inputs.mask}
+    rest = {"q_pos": inputs.q_pos, "k_pos": inputs.k_pos, "mask": inputs.mask, "x_q": inputs.x_q, "x_k": inputs.x_k}
     by_row = {
         name: x is not None and x.ndim > 1 and x.shape[0] == case.b and (name != "mask" or case.mask != "QK")
         for name, x in rest.items()
@@ -123,6 +134,7 @@ def _vmapped(case: Case, inputs: Inputs) -> Results:
 
     def one(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> Any:
         given = {name: x[None] if by_row[name] and x is not None else x for name, x in zip(rest, others, strict=True)}
+        given["x"] = passed_states(case, given.pop("x_q"), given.pop("x_k"))
         arguments = {**how(case, inputs), **given}
         found = locant.attend(q[None], k[None], v[None], inputs.scheme, need_weights=case.need_weights, **arguments)
         return tuple(x[0] for x in found) if case.need_weights else found[0]
@@ -183,12 +195,21 @@ def _calls_before(case: Case, inputs: Inputs) -> None:
     with suppress(ValueError):  # the call of the case is refused as well, and counted
         if case.before == "shorter":
             n = max(1, min(case.lk // 2, case.lq))
-            locant.attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], scheme, impl=case.impl)
+            x = _some_states(inputs, slice(n), slice(n))
+            locant.attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], scheme, causal=case.causal_only, x=x, impl=case.impl)
         elif case.before == "steps":
             for n in range(max(1, case.lk - 3), case.lk + 1):
-                locant.attend(q[:, :, -1:], k[:, :, :n], v[:, :, :n], scheme, causal=True, impl=case.impl)
+                x = _some_states(inputs, slice(-1, None), slice(n))
+                locant.attend(q[:, :, -1:], k[:, :, :n], v[:, :, :n], scheme, causal=True, x=x, impl=case.impl)
         else:
             _call_with_other_parameters(case, inputs)
+
+
+def _some_states(inputs: Inputs, queries: slice, keys: slice) -> Any:
+    """The hidden states of some tokens; None if there are none of both."""
+    if inputs.x_q is None or inputs.x_k is None:
+        return None
+    return inputs.x_q[:, queries], inputs.x_k[:, keys]
 
 
 def _call_with_other_parameters(case: Case, inputs: Inputs) -> None:

@@ -60,6 +60,7 @@ class Counts:
         case = ran.case
         names = {("all", "all"), ("back end", case.impl), ("dtype", case.dtype), ("context", case.context)}
         names |= {("scheme", name) for name in case.scheme_names}
+        names |= {("map", mapped[0]) for mapped in case.maps if mapped is not None}
         names |= {("scheme", "sum of several")} if "+" in case.spec else set()
         names |= {("feature", name) for name, has in FEATURES.items() if has(case)}
         if ran.outcome.kind == REFUSED:
@@ -73,7 +74,7 @@ class Counts:
 
     def table(self) -> list[dict[str, object]]:
         """The rows, by kind and name."""
-        order = ("all", "back end", "scheme", "dtype", "context", "feature", "refused")
+        order = ("all", "back end", "scheme", "map", "dtype", "context", "feature", "refused")
         keys = sorted(self.rows, key=lambda key: (order.index(key[0]), key[1]))
         return [
             {"by": by, "name": name, "cases": row.cases, **row.kinds, "seconds": round(row.seconds, 1)}
@@ -93,6 +94,7 @@ FEATURES: dict[str, Callable[[Case], bool]] = {
     "grouped heads": lambda c: c.groups > 1,
     "dropout": lambda c: c.dropout > 0,
     "softcap": lambda c: c.softcap is not None,
+    "gradients of hidden states": lambda c: "x" in c.wanted and c.context in ("plain", "autocast", "thread"),
     "sinks": lambda c: c.sinks != "none",
     "weights": lambda c: c.need_weights,
     "calls before": lambda c: c.before != "nothing",
@@ -101,13 +103,13 @@ FEATURES: dict[str, Callable[[Case], bool]] = {
 }
 
 
-def run_block(seed: int, first: int, count: int) -> list[Ran]:
+def run_block(seed: int, first: int, count: int, new: bool = False) -> list[Ran]:
     """Runs `count` cases from number `first` on."""
     torch.set_num_threads(1)
     done = []
     for index in range(first, first + count):
         start = time.perf_counter()
-        case = draw(seed, index)
+        case = draw(seed, index, new)
         try:
             outcome = run(case)
         except Exception as error:  # of the fuzzer itself: show it, with the case
@@ -116,15 +118,15 @@ def run_block(seed: int, first: int, count: int) -> list[Ran]:
     return done
 
 
-def blocks(seed: int, first: int, cases: int, processes: int) -> Iterator[list[Ran]]:
+def blocks(seed: int, first: int, cases: int, processes: int, new: bool = False) -> Iterator[list[Ran]]:
     """Runs cases in blocks and yields each when it is done."""
     parts = [(start, min(BLOCK, first + cases - start)) for start in range(first, first + cases, BLOCK)]
     if processes == 1:
         for start, count in parts:
-            yield run_block(seed, start, count)
+            yield run_block(seed, start, count, new)
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(run_block, seed, start, count) for start, count in parts]
+        waiting = [pool.submit(run_block, seed, start, count, new) for start, count in parts]
         for finished in as_completed(waiting):
             yield finished.result()
 

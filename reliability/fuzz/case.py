@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -43,7 +44,8 @@ class Case:
     dropout: float = 0.0
     need_weights: bool = False
     context: str = "plain"
-    wanted: str = ""  # gradients of q, k, v, the parameters p and the sinks s
+    states: str = "pair"  # how hidden states are passed to a scheme that reads them: a pair, "keys" or "queries"
+    wanted: str = ""  # gradients of q, k, v, the parameters p, the sinks s and the hidden states x
     before: str = "nothing"  # calls of the same scheme before this one
     slices: bool = False  # small slices in eager and sdpa, as for long sequences
     size: float = 1.0  # of the numbers in q and k
@@ -65,7 +67,23 @@ class Case:
     @property
     def scheme_names(self) -> list[str]:
         """The name of every part of the scheme."""
-        return [part.partition(":")[0] for part in self.spec.split("+")]
+        return [part.partition("@")[0].partition(":")[0] for part in self.spec.split("+")]
+
+    @property
+    def maps(self) -> list[tuple[str, dict[str, float]] | None]:
+        """The map of every part of the scheme, with its options; None for a part without one."""
+        found = [part.partition("@")[2] for part in self.spec.split("+")]
+        return [(text.partition(":")[0], _numbers(text)) if text else None for text in found]
+
+    @property
+    def reads(self) -> str:
+        """Whose hidden states the scheme reads: letters q and k."""
+        return "".join(x for x, name in (("q", "inkling"), ("k", "fox")) if name in self.scheme_names)
+
+    @property
+    def causal_only(self) -> bool:
+        """Whether a part of the scheme refuses keys after their query."""
+        return any(part.startswith(("fox", "grape")) and "two_sided=true" not in part for part in self.spec.split("+"))
 
     def __repr__(self) -> str:
         """Only what differs from the defaults."""
@@ -74,6 +92,10 @@ class Case:
 
 
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Case) if f.default is not MISSING}
+
+
+def _numbers(text: str) -> dict[str, float]:
+    return {key: float(value) for key, value in re.findall(r"(\w+)=([\d.]+)", text)}
 
 
 def named(dtype: str) -> torch.dtype:

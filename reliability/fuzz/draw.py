@@ -6,9 +6,9 @@ from dataclasses import replace
 from random import Random
 
 from reliability.fuzz.case import Case
-from reliability.fuzz.inputs import LAYOUTS, MASK_KINDS, POSITIONS, REPEATING, SINKS
+from reliability.fuzz.inputs import LAYOUTS, MASK_KINDS, POSITIONS, REPEATING, SINKS, in_step
 from reliability.fuzz.refusals import EXPECTED, widens
-from reliability.fuzz.specs import NEEDS_EVEN_HEADS, Size, draw_names, spell
+from reliability.fuzz.specs import NEEDS_EVEN_HEADS, NEW, Size, add_maps, draw_names, spell
 
 IMPLS = {"fused": 40, "auto": 27, "sdpa": 17, "eager": 15, "flex": 1}
 """How often each back end is drawn. FlexAttention takes a third of a second a call on a CPU, so it is rare."""
@@ -27,9 +27,17 @@ INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 RARE = 0.05  # chance of anything that most calls do not do
 
 
-def draw(seed: int, index: int) -> Case:
-    """Case number `index` of a seed."""
-    rng = Random(f"{seed}/{index}")
+def draw(seed: int, index: int, new: bool = False) -> Case:
+    """Case number `index` of a seed; with `new`, of those that have a scheme of 2025–26 or a map."""
+    attempt = 0
+    while True:
+        case = _draw(Random(f"{seed}/{index}/{attempt}" if attempt else f"{seed}/{index}"))
+        if not new or "@" in case.spec or any(name in NEW for name in case.scheme_names):
+            return case
+        attempt += 1
+
+
+def _draw(rng: Random) -> Case:
     case = _sizes(rng)
     case = replace(case, **_scheme(rng, case), data=rng.getrandbits(48))
     case = replace(case, **_dtypes(rng), **_layouts(rng), **_mask(rng), **_positions(rng, case), **_options(rng, case))
@@ -79,7 +87,8 @@ def _scheme(rng: Random, case: Case) -> dict[str, object]:
     names = draw_names(rng)
     even = case.d % 2 and any(name in NEEDS_EVEN_HEADS for name in names)
     d = case.d + 1 if even else case.d
-    spec = "+".join(spell(name, rng, Size(case.h, d)) for name in names)
+    size = Size(case.h, d, case.groups)
+    spec = "+".join(add_maps([spell(name, rng, size) for name in names], rng))
     own_values = "values=true" in spec and rng.random() > RARE  # Shaw's value vectors have the head size
     return {"spec": spec, "d": d, "dv": d if own_values or case.dv == case.d else case.dv}
 
@@ -123,7 +132,7 @@ def _positions(rng: Random, case: Case) -> dict[str, object]:
 
 def _options(rng: Random, case: Case) -> dict[str, object]:
     return {
-        "causal": rng.random() < 0.45,
+        "causal": rng.random() < (1 - RARE if case.causal_only else 0.45),
         "scale": None if rng.random() < 0.7 else rng.choice([0.1, 0.35, 1.0, -0.5, 0.0, 2.0]),
         "need_weights": rng.random() < 0.1,
         "dropout": rng.choice([0.1, 0.5, 0.9]) if rng.random() < 0.06 else 0.0,
@@ -146,8 +155,11 @@ def _context(rng: Random, case: Case) -> dict[str, object]:
     context, before = _weighted(rng, CONTEXTS), _weighted(rng, BEFORE)
     if before != "nothing" and rng.random() < 0.5:  # tables are cached while gradients are disabled
         context = "no_grad"
-    wanted = "qkvps" if rng.random() < 0.7 else "".join(x for x in "qkvps" if rng.random() < 0.5)
-    return {"context": context, "wanted": wanted, "before": before}
+    wanted = "qkvpsx" if rng.random() < 0.7 else "".join(x for x in "qkvpsx" if rng.random() < 0.5)
+    states = "pair"
+    if case.reads and (in_step(case) or rng.random() < RARE):  # one tensor is for queries that are the last keys
+        states = rng.choice(["pair", "keys"] if "k" in case.reads else ["pair", "keys", "queries"])
+    return {"context": context, "wanted": wanted, "before": before, "states": states}
 
 
 def _consistent(case: Case) -> Case:
@@ -156,6 +168,12 @@ def _consistent(case: Case) -> Case:
         case = replace(case, wanted="")
     if case.context == "vmap" and widens(case, "float64"):  # positions cannot be read there, so it is not refused
         case = replace(case, context="plain")
+    if case.context == "vmap" and case.reads:  # the order of tokens, and whether x fits, are not known there
+        case = replace(case, context="plain")
+    if case.causal_only and not case.causal:  # whether a mask is causal is not known beforehand
+        case = replace(case, mask="none", context="plain" if case.context == "vmap" else case.context)
+    if not case.reads:
+        case = replace(case, wanted=case.wanted.replace("x", ""))
     if case.sinks == "none":
         case = replace(case, wanted=case.wanted.replace("s", ""))
     if case.context == "vmap":  # which would need a rule for every shape

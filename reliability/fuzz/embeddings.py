@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import torch
 
-from reliability.fuzz import inputs, reference, tolerance
+from reliability.fuzz import inputs, maps, reference, tolerance
 from reliability.fuzz.case import Case, named
 from reliability.fuzz.inputs import Inputs
-from reliability.fuzz.problem import Arithmetic, Part
+from reliability.fuzz.problem import Arithmetic
 
 NAMES = ("learned", "sinusoidal", "first")
 """The schemes with an embedding."""
@@ -17,9 +18,14 @@ NAMES = ("learned", "sinusoidal", "first")
 
 def is_outside(case: Case) -> bool:
     """Whether a position of the keys is outside a table of the scheme, so that `embed` must raise."""
-    lengths = [int(length) for length in re.findall(r"learned:length=(\d+)", case.spec)]
     pos = inputs.full_positions(case)[1]
-    return bool(lengths) and bool(pos.numel()) and (int(pos.min()) < 0 or int(pos.max()) >= min(lengths))
+    for part, mapped in zip(case.spec.split("+"), case.maps, strict=True):
+        length = re.match(r"learned:length=(\d+)", part)
+        if length and pos.numel():
+            at = pos if mapped is None else maps.positions(*mapped, pos)
+            if bool((at < 0).any()) or bool((at >= int(length[1])).any()):
+                return True
+    return False
 
 
 def expected(case: Case, given: Inputs, a: Arithmetic) -> torch.Tensor:
@@ -28,7 +34,7 @@ def expected(case: Case, given: Inputs, a: Arithmetic) -> torch.Tensor:
     for part, _ in inputs.parts_of(given.scheme):
         if part.name in NAMES:
             params = {name: x.detach().to(a.dtype) for name, x in part.params.items()}
-            wide = Part(part.name, params, part.options)
+            wide = replace(part, params=params)
             total = a.store(total + reference.embedding(wide, given.positions[1], case.d_model, a))
     return total.double()
 

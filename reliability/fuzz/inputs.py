@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import locant
 from locant.schemes.base import DIMS
+from locant.schemes.map import Map
 from reliability.fuzz.case import Case, named
 from reliability.fuzz.problem import Part
 
@@ -173,6 +175,12 @@ def full_positions(case: Case) -> tuple[Tensor, Tensor]:
     return _full_positions(case.data, case.positions, case.given, rows, case.lq, case.lk)
 
 
+def in_step(case: Case) -> bool:
+    """Whether the queries are the last of the keys."""
+    q_pos, k_pos = full_positions(case)
+    return case.lq <= case.lk and torch.equal(*torch.broadcast_tensors(q_pos, k_pos[:, case.lk - case.lq :]))
+
+
 @lru_cache(maxsize=256)
 def _full_positions(data: int, kind: str, given: str, rows: int, lq: int, lk: int) -> tuple[Tensor, Tensor]:
     if kind == "none":
@@ -264,6 +272,18 @@ def _additive(case: Case) -> Tensor | None:
     return torch.randn(shape, generator=g).masked_fill(hidden, -torch.inf).to(case.torch_dtype)
 
 
+# ------------------------------------------------------------------------------------------------- hidden states
+
+
+def _states(case: Case) -> tuple[Tensor | None, Tensor | None]:
+    """The hidden states of queries and keys that a case passes."""
+    if not case.reads:
+        return None, None
+    g = torch.Generator().manual_seed(case.data + 5)
+    x_q, x_k = (torch.randn(case.b, n, case.d_model, generator=g).to(case.torch_dtype) for n in (case.lq, case.lk))
+    return (None if case.states == "keys" else x_q), (None if case.states == "queries" else x_k)
+
+
 # ------------------------------------------------------------------------------------------------- sinks
 
 SINKS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
@@ -293,6 +313,9 @@ class Inputs:
     mask: Tensor | None
     additive: Tensor | None
     sinks: Tensor | None  # [H]
+    x_q: Tensor | None  # [B, Lq, d_model], the hidden states of the queries; None if they are among those of the keys
+    x_k: Tensor | None  # [B, Lk, d_model], of the keys; None if they are not passed
+    hidden: Tensor | None  # [B or 1, Lk], keys that the mask hides from all queries
     grad: Tensor  # of the output
     weights_grad: Tensor  # of the weights
     positions: tuple[Tensor, Tensor]  # with defaults, [B or 1, L]
@@ -300,7 +323,7 @@ class Inputs:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that a call must leave alone."""
-        rest = (self.q_pos, self.k_pos, self.mask, self.additive, self.sinks)
+        rest = (self.q_pos, self.k_pos, self.mask, self.additive, self.sinks, self.x_q, self.x_k)
         return [self.q, self.k, self.v, *(x for x in rest if x is not None), *self.scheme.parameters()]
 
 
@@ -334,6 +357,7 @@ def build(case: Case) -> Inputs:
         visible &= additive != -torch.inf
     passes = case.positions != "none"
     own = torch.Generator().manual_seed(case.data + 3)
+    x_q, x_k = _states(case)
     return Inputs(
         q=q,
         k=k,
@@ -344,6 +368,9 @@ def build(case: Case) -> Inputs:
         mask=None if mask is None else _passed_mask(mask, case),
         additive=additive,
         sinks=None if case.sinks == "none" else SINKS[case.sinks](case.h, own).to(named(case.parameters)),
+        x_q=x_q,
+        x_k=x_k,
+        hidden=None if mask is None else ~mask.expand(-1, -1, -1, case.lk).any(2).any(1),
         grad=grad,
         weights_grad=torch.randn(visible.shape, generator=g).to(dtype),
         positions=positions,
@@ -369,10 +396,19 @@ def parts_of(scheme: locant.Scheme) -> list[tuple[Part, list[str]]]:
     """The parts of a scheme for the reference, and for each the names of its parameters in `named_parameters`."""
     names = {id(parameter): name for name, parameter in scheme.named_parameters()}
     parts = []
-    for part in scheme.parts_of_sum():
-        defaults = {name: x.default for name, x in part.arguments().items() if name not in DIMS}
+    for whole in scheme.parts_of_sum():
+        mapped = None
+        part = whole
+        if isinstance(whole, Map):
+            part, mapped = whole.scheme, (whole.name(), {**_defaults(whole), **whole.options()})
+        constants = {name: x for name, x in part.named_buffers() if name == "coefficients"}  # of fope
         speeds = {name: x for name, x in part.named_buffers() if name == "speeds"}  # of a rotation
         params = {**dict(part.named_parameters()), **speeds}
         found = [names[id(x)] for x in params.values() if id(x) in names]
-        parts.append((Part(part.name(), params, {**defaults, **part.options()}), found))
+        options = {**_defaults(part), **part.options(), **constants}
+        parts.append((Part(part.name(), params, options, mapped), found))
     return parts
+
+
+def _defaults(scheme: locant.Scheme) -> dict[str, Any]:
+    return {name: x.default for name, x in scheme.arguments().items() if name not in DIMS}

@@ -49,6 +49,7 @@ class Part:
     name: str
     params: Params
     options: Options
+    map: tuple[str, Options] | None = None  # of its positions and offsets, with the options of the map
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Problem:
     additive: Tensor | None = None  # broadcasts to [B, H, Lq, Lk]; added after the softcap
     sinks: Tensor | None = None  # [H]
     keep: Tensor | None = None  # [B, H, Lq, Lk], the factors of the dropout
+    x_q: Tensor | None = None  # [B, Lq, d_model], the hidden states of the queries
+    x_k: Tensor | None = None  # [B, Lk, d_model], … and of the keys
+    hidden: Tensor | None = None  # [B or 1, Lk], bool: keys that the mask hides from all queries
+    offsets: Tensor | None = None  # [B or 1, Lq, Lk], in place of those that follow from the positions
 
     @property
     def n_heads(self) -> int:
@@ -75,6 +80,8 @@ class Problem:
     @property
     def r(self) -> Tensor:
         """The offset of every pair, [B or 1, Lq, Lk]."""
+        if self.offsets is not None:
+            return self.offsets
         return self.k_pos[:, None, :] - self.q_pos[:, :, None]
 
     def all_heads(self, x: Tensor) -> Tensor:

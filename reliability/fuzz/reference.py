@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reliability.fuzz import maps
 from reliability.fuzz.problem import Arithmetic, Options, Part, Problem
 from tests import oracles
 
@@ -26,7 +28,10 @@ def attention(p: Problem, a: Arithmetic) -> tuple[Tensor, Tensor]:
     logit = p.scale * _content(p, a, k)
     for part in p.parts:
         if part.name in ADDED:
-            logit = logit + ADDED[part.name](p, a, part, k)
+            logit = logit + _of_offsets(p, part, lambda p, part: ADDED[part.name](p, a, part, k)).to(a.dtype)
+    for part in p.parts:
+        if part.name in TEMPERATURES:
+            logit = logit * TEMPERATURES[part.name](p, a, part)
     if p.softcap is not None:
         logit = p.softcap * torch.tanh(logit / p.softcap)
     if p.additive is not None:
@@ -38,8 +43,7 @@ def attention(p: Problem, a: Arithmetic) -> tuple[Tensor, Tensor]:
     out = kept @ v
     for part in p.parts:
         if part.name == "shaw" and part.options["values"]:
-            rows = _rows(part.params["value_table"], _clipped(p.r, part.options["clip"]))
-            out = out + (kept[..., None] * rows).sum(-2)
+            out = out + (kept[..., None] * _of_offsets(p, part, _value_rows)).sum(-2)
     out = a.store(out)
     if a.jitter is not None and logit.requires_grad:
         _round_backward(a, logit, weights.detach(), v.detach(), out)
@@ -86,14 +90,58 @@ def _round_backward(a: Arithmetic, logit: Tensor, weights: Tensor, v: Tensor, ou
     logit.register_hook(rounded)
 
 
+def _of_offsets(p: Problem, part: Part, compute: Callable[[Problem, Part], Tensor]) -> Tensor:
+    """What a part computes for every pair, at the offsets, or for a `PAIRS` the positions, of its map."""
+    if part.map is None:
+        return compute(p, part)
+    if part.name in PAIRS:
+        return compute(replace(p, **_mapped_positions(p, part.map)), part)
+    at = maps.offsets(*part.map, p.r)
+    if not at.is_floating_point() or part.name in maps.FORMULAS:
+        return compute(replace(p, offsets=at), part)
+    below = at.floor().long()
+    lower, upper = (compute(replace(p, offsets=index), part) for index in (below, below + 1))
+    share = (at - below)[:, None].to(lower.dtype)
+    return lower + (share[..., None] if lower.ndim == 5 else share) * (upper - lower)
+
+
+def _mapped_positions(p: Problem, mapped: tuple[str, Options]) -> dict[str, Tensor]:
+    return {name: maps.positions(*mapped, getattr(p, name)) for name in ("q_pos", "k_pos")}
+
+
 def _content(p: Problem, a: Arithmetic, k: Tensor) -> Tensor:
-    """Σ_t (R q_i)_t gain_t (R k_j)_t, [B, H, Lq, Lk]."""
+    """Σ_t (R q_i)_t gain_t (R k_j)_t, [B, H, Lq, Lk]; with SelfExtend the positions depend on the distance."""
+    far = [part.map[1] for part in p.parts if part.map is not None and _turns_far(part)]
+    if not far:
+        return _product(p, a, k, None)
+    near, before, after = (_product(p, a, k, side) for side in (None, 1, -1))
+    r, window = p.r[:, None], int(far[0]["window"])
+    return torch.where(r < -window, before, torch.where(r > window, after, near))
+
+
+def _turns_far(part: Part) -> bool:
+    return part.name in ROTATIONS and part.map is not None and part.map[0] == "selfextend"
+
+
+def _turned_positions(p: Problem, part: Part, side: int | None) -> tuple[Tensor, Tensor]:
+    """The positions by which a part rotates queries and keys; `side` is that of `maps.far_positions`."""
+    if part.map is None or (_turns_far(part) and side is None):
+        return p.q_pos, p.k_pos
+    if _turns_far(part) and side is not None:
+        return maps.far_positions(part.map[1], p.q_pos, p.k_pos, side)
+    mapped = _mapped_positions(p, part.map)
+    return mapped["q_pos"], mapped["k_pos"]
+
+
+def _product(p: Problem, a: Arithmetic, k: Tensor, side: int | None) -> Tensor:
     q = p.q
     for part in p.parts:
         if part.name in ROTATIONS:
-            q = ROTATIONS[part.name](p, a, part, q, p.q_pos, 1)
-            k = ROTATIONS[part.name](p, a, part, k, p.k_pos, -1)
-    gains = [GAINS[part.name](p, part) for part in p.parts if part.name in GAINS]
+            q_pos, k_pos = _turned_positions(p, part, side)
+            at = replace(p, q_pos=q_pos, k_pos=k_pos)
+            q = ROTATIONS[part.name](at, a, part, q, q_pos, 1)
+            k = ROTATIONS[part.name](at, a, part, k, k_pos, -1)
+    gains = [_of_offsets(p, part, GAINS[part.name]) for part in p.parts if part.name in GAINS]
     if any(part.name in ROTATIONS for part in p.parts) and q.dtype == a.dtype:  # xpos may have widened them
         q, k = a.store(q), a.store(k)
     vectors = [gain for gain in gains if gain.ndim == 5]
@@ -111,6 +159,8 @@ def _content(p: Problem, a: Arithmetic, k: Tensor) -> Tensor:
 
 def embedding(part: Part, pos: Tensor, d_model: int, a: Arithmetic) -> Tensor:
     """What the scheme adds to the token embeddings, [*pos.shape, d_model]."""
+    if part.map is not None:
+        return _mapped_embedding(part, pos, d_model, a)
     if part.name == "learned":
         return part.params["table"][pos]
     if part.name == "first":
@@ -118,6 +168,17 @@ def embedding(part: Part, pos: Tensor, d_model: int, a: Arithmetic) -> Tensor:
     pairs = torch.arange(d_model, dtype=torch.float64) // 2
     angle = a.constant(pos.double()[..., None] * part.options["theta"] ** (-2 * pairs / d_model))
     return a.store(torch.where(torch.arange(d_model) % 2 == 0, angle.sin(), angle.cos()).to(a.dtype))
+
+
+def _mapped_embedding(part: Part, pos: Tensor, d_model: int, a: Arithmetic) -> Tensor:
+    assert part.map is not None
+    at, plain = maps.positions(*part.map, pos), replace(part, map=None)
+    if not at.is_floating_point() or part.name in maps.FORMULAS:
+        return embedding(plain, at, d_model, a)
+    below = at.floor().long()
+    above = (below + 1).clamp(max=part.options["length"] - 1) if part.name == "learned" else below + 1
+    lower, upper = (embedding(plain, index, d_model, a) for index in (below, above))
+    return lower + (at - below)[..., None].to(lower.dtype) * (upper - lower)
 
 
 # ------------------------------------------------------------------------------------------------- tables
@@ -130,6 +191,10 @@ def _rows(table: Tensor, index: Tensor) -> Tensor:
 
 def _clipped(r: Tensor, clip: int) -> Tensor:
     return r.clamp(-clip, clip) + clip
+
+
+def _value_rows(p: Problem, part: Part) -> Tensor:
+    return _rows(part.params["value_table"], _clipped(p.r, part.options["clip"]))
 
 
 def _q_dot(p: Problem, rows: Tensor) -> Tensor:
@@ -230,7 +295,7 @@ def _alibi(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
         return scale * rounded.to(a.dtype)
     if part.options["slopes"] == "fixed":
         return -scale * _slanted(p, a, oracles.alibi_slopes(p.n_heads))
-    return -scale * _per_head(part.params["slope"]) * p.r.abs()[:, None]
+    return -scale * _per_head(part.params["slope"]) * p.r.abs()[:, None].to(a.dtype)
 
 
 def _kerple(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
@@ -239,7 +304,16 @@ def _kerple(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
     if part.options["kind"] == "log":
         return -power * torch.log1p(factor * distance)
     power = torch.where(power > 2, 4 - power, power)
-    return -factor * torch.where(distance > 0, distance.clamp(min=1) ** power, 0.0)
+    return -factor * torch.where(distance > 0, torch.where(distance > 0, distance, 1.0) ** power, 0.0)
+
+
+def _fade(p: Problem, part: Part) -> Tensor:
+    """exp(-a_h |r|^p_h), p reflected into [0, 2]."""
+    factor, power = _per_head(part.params["a"].abs()), _per_head(part.params["p"].abs())
+    power = torch.where(power > 2, 4 - power, power)
+    distance = p.r.abs()[:, None].to(factor.dtype)
+    grown = torch.where(distance > 0, torch.where(distance > 0, distance, 1.0) ** power, 0.0)
+    return torch.exp(-factor * grown)
 
 
 def _sandwich(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
@@ -253,7 +327,7 @@ def _fire(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
     params = part.params
     c, threshold = params["c"].abs() + 1e-6, params["threshold"].abs() * part.options["length"]
     furthest = torch.maximum(threshold, p.q_pos.to(a.dtype)).clamp(min=1)[:, :, None]
-    x = torch.log(c * p.r.abs() + 1) / torch.log(c * furthest + 1)
+    x = torch.log(c * p.r.abs().to(a.dtype) + 1) / torch.log(c * furthest + 1)
     hidden = F.linear(x[..., None], params["hidden.weight"], params["hidden.bias"]).relu()
     return F.linear(hidden, params["out.weight"], params["out.bias"]).movedim(-1, 1)
 
@@ -270,6 +344,118 @@ def _cope(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
     above = (below + 1).clamp(max=table.shape[1] - 1)
     z, part_above = p.q @ table.mT, count - below
     return (1 - part_above) * z.gather(-1, below) + part_above * z.gather(-1, above)
+
+
+def _dape(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    """b_h + MLP([s_1 … s_H, b_1 … b_H])_h of every pair, s = scale q.k."""
+    params, content = part.params, p.scale * (p.q @ k.mT)
+    if part.options["bias"] == "kerple":
+        power, factor = _per_head(params["p"].abs()), _per_head(params["a"].abs())
+        bias = -power * torch.log1p(factor * p.r.abs()[:, None].to(a.dtype))
+    else:
+        bias = -_slanted(p, a, oracles.alibi_slopes(p.n_heads))
+    bias = bias.expand_as(content)
+    z = torch.cat([content, bias], dim=1).movedim(1, -1)
+    hidden = F.linear(z, params["hidden.weight"], params["hidden.bias"])
+    hidden = torch.where(hidden >= 0, hidden, 0.01 * hidden)
+    return bias + F.linear(hidden, params["out.weight"], params["out.bias"]).movedim(-1, 1)
+
+
+# ------------------------------------------------------------------------------------------------- levels and sides
+
+
+def _inkling(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    """Σ_c (W_h x_i)_c P[c, i - j] for 0 <= i - j < extent."""
+    assert p.x_q is not None
+    profiles, extent, heads = part.params["profiles"], part.options["extent"], p.n_heads
+    mixture = torch.einsum("blm,hcm->bhlc", p.x_q, part.params["project"].view(heads, -1, p.x_q.shape[-1]))
+    distance = -p.r
+    inside = (distance >= 0) & (distance < extent)
+    columns = profiles[:, distance.clamp(0, extent - 1)] * inside  # [width, B or 1, Lq, Lk]
+    return (mixture[:, :, :, None] * columns.permute(1, 2, 3, 0)[:, None]).sum(-1)
+
+
+def _fox(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    """c_i - c_j, or c_j - c_i for later keys with `two_sided`; c are sums of log-gates, in float64."""
+    assert p.x_k is not None
+    gates = F.logsigmoid(
+        torch.einsum("blm,hm->bhl", p.x_k, part.params["gate"]) + part.params["bias"][:, None]
+    ).double()
+    if p.hidden is not None:
+        gates = gates * ~p.hidden[:, None]
+    of_queries, of_keys = (
+        _rounded_apart(a, gates[:, :, None] @ x.double().mT[:, None]) for x in _counted(p.q_pos, p.k_pos)
+    )
+    difference = of_queries.mT - of_keys
+    if part.options["two_sided"]:
+        difference = torch.where(p.r[:, None] > 0, -difference, difference)
+    return difference.to(a.dtype)
+
+
+def _rounded_apart(a: Arithmetic, x: Tensor) -> Tensor:
+    """x, whose gradient rounds by itself: kernels sum those of c_i and c_j separately, where autograd cancels them."""
+    if a.jitter is not None and x.requires_grad:
+        x = x * 1.0
+        x.register_hook(lambda g: g * (1 + torch.finfo(a.dtype).eps * a.noise(g)))
+    return x
+
+
+def _counted(q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
+    """[B or 1, Lq, Lk] and [B or 1, Lk, Lk], bool: whether key l is at or before a query, and at or before a key.
+
+    By position, or by index in a row whose positions repeat: there the queries are the last of the keys.
+    """
+    lq, lk = q_pos.shape[1], k_pos.shape[1]
+    repeats, index = _repeats(k_pos)[:, None, None], torch.arange(lk)
+    by_index = index <= index[:, None]
+    of_queries = k_pos[:, None, :] <= q_pos[:, :, None]
+    if lq <= lk:
+        of_queries = torch.where(repeats, by_index[lk - lq :], of_queries)
+    return of_queries, torch.where(repeats, by_index, k_pos[:, None, :] <= k_pos[:, :, None])
+
+
+def _repeats(pos: Tensor) -> Tensor:
+    """[B or 1]: whether a position occurs twice in a row."""
+    return (pos.sort(dim=-1)[0].diff(dim=-1) == 0).any(-1)
+
+
+def fox_order(q_pos: Tensor, k_pos: Tensor) -> str | None:
+    """Why the tokens of a call have no order, in the words of a refusal; None if they have one."""
+    lq, lk = q_pos.shape[1], k_pos.shape[1]
+    queries = q_pos.expand(max(len(q_pos), len(k_pos)), -1)
+    for row, at in zip(k_pos.expand(len(queries), -1), queries, strict=True):
+        if not bool(_repeats(row[None])):
+            continue
+        if bool(((row.diff() < 0) & (row[1:] != row.min())).any()):
+            return "in the order of their positions, which is not defined"
+        if lq > lk or not torch.equal(at, row[lk - lq :]):
+            return "each query must be one of the last keys"
+    return None
+
+
+def _grape(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    """r omega_h (softplus(v_h.q_i / sqrt D) + softplus(u_h.k_j / sqrt D)), or -|r| in place of r."""
+    root = p.q.shape[3] ** 0.5
+    query, key = (
+        F.softplus((x * part.params[name][:, None]).sum(-1) / root)
+        for x, name in ((p.q, "query_gate"), (k, "key_gate"))
+    )
+    r = (-p.r.abs() if part.options["two_sided"] else p.r)[:, None].to(a.dtype)
+    return r * _per_head(part.params["log_speed"].exp()) * (query[..., None] + key[:, :, None])
+
+
+def _logn_tau(p: Problem, a: Arithmetic, part: Part) -> Tensor:
+    keys = (p.q_pos.double() + 1).clamp(min=1)
+    tau = a.constant((keys.log() / math.log(part.options["n0"])).clamp(min=1)).to(a.dtype)[:, None, :, None]
+    return 1 + _per_head(part.params["strength"]) * (tau - 1) if part.options["learned"] else tau
+
+
+def _inkling_tau(p: Problem, a: Arithmetic, part: Part) -> Tensor:
+    alpha, n0 = part.options["alpha"], part.options["n0"]
+    if not alpha:
+        return torch.ones((), dtype=a.dtype)
+    growth = ((p.q_pos.double() + 1) / n0).clamp(min=1).log()
+    return a.constant(1 + alpha * growth).to(a.dtype)[:, None, :, None]
 
 
 # ------------------------------------------------------------------------------------------------- rotations
@@ -309,17 +495,44 @@ def _xpos(p: Problem, a: Arithmetic, part: Part, x: Tensor, pos: Tensor, sign: i
     return _turned(wide, a.constant(pos.double()[..., None] * speed), o["layout"], fading)
 
 
+def _pope(p: Problem, a: Arithmetic, part: Part, x: Tensor, pos: Tensor, sign: int) -> Tensor:
+    """softplus(x_c) at the angle pos theta^(-c/D), minus the phase for queries (sign 1): real and imaginary parts."""
+    d = x.shape[3]
+    speed = part.options["theta"] ** -(torch.arange(d, dtype=torch.float64) / d)
+    angle = a.constant(pos.double()[..., None] * speed)[:, None]
+    if sign == 1:
+        angle = angle - part.params["phase"].double()[:, None]
+    size = F.softplus(x)
+    return torch.cat([size * angle.cos().to(x.dtype), size * angle.sin().to(x.dtype)], dim=-1)
+
+
+def _fope(p: Problem, a: Arithmetic, part: Part, x: Tensor, pos: Tensor, sign: int) -> Tensor:
+    """Pairs (t, t + D/2) with mixtures of cosines and sines; those that are not mixed have (1, 0) or (1, 1)."""
+    o, half = part.options, x.shape[3] // 2
+    cosines, sines = o["coefficients"].double() * 2.0**-26
+    speed = torch.tensor(oracles.frequencies(o["theta"], 2 * half), dtype=torch.float64)[: cosines.shape[-1]]
+    angle = a.constant(pos.double()[..., None] * speed)[:, None]  # [B or 1, 1, L, mixed]
+    cos, sin = angle.cos() @ cosines, angle.sin() @ sines
+    left = half - cos.shape[-1]
+    cos = F.pad(cos, (0, left), value=1.0).to(x.dtype)
+    sin = F.pad(sin, (0, left), value=1.0 if o["rest"] == "turned" else 0.0).to(x.dtype)
+    x1, x2 = x[..., :half], x[..., half:]
+    return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], dim=-1)
+
+
 def _overflows(p: Problem, o: Options, dtype: torch.dtype) -> bool:
     """Whether the powers of zeta need a wider dtype."""
     return xpos_growth(o, p.q_pos, p.k_pos) > math.log(torch.finfo(dtype).max) / 2
 
 
-def xpos_growth(o: Options, q_pos: Tensor, k_pos: Tensor) -> float:
+def xpos_growth(o: Options, q_pos: Tensor, k_pos: Tensor, mapped: tuple[str, Options] | None = None) -> float:
     """The logarithm of the largest factor zeta^(r/base) of any pair of a row."""
     if q_pos.numel() == 0:
         return 0.0
+    if mapped is not None:
+        q_pos, k_pos = (maps.positions(*mapped, pos) for pos in (q_pos, k_pos))
     span = torch.maximum(q_pos.amax(-1), k_pos.amax(-1)) - torch.minimum(q_pos.amin(-1), k_pos.amin(-1))
-    return -math.log(o["gamma"] / (1 + o["gamma"])) * int(span.max()) / float(o["base"])
+    return -math.log(o["gamma"] / (1 + o["gamma"])) * float(span.max()) / float(o["base"])
 
 
 Added = Callable[[Problem, Arithmetic, Part, Tensor], Tensor]
@@ -337,16 +550,27 @@ ADDED: dict[str, Added] = {
     "fire": _fire,
     "cope": _cope,
     "deberta": _deberta,
+    "dape": _dape,
+    "inkling": _inkling,
+    "fox": _fox,
+    "grape": _grape,
 }
 """What a scheme adds to the logit, [B or 1, H or 1, Lq, Lk]; the Tensor argument is k with all heads."""
+PAIRS = ("fire", "cope", "dape")
+"""Those that go by both positions, and not by the offset."""
+TEMPERATURES: dict[str, Callable[[Problem, Arithmetic, Part], Tensor]] = {"logn": _logn_tau, "inkling": _inkling_tau}
+"""What multiplies the whole logit of a query, at its true position."""
 
 ROTATIONS: dict[str, Callable[[Problem, Arithmetic, Part, Tensor, Tensor, int], Tensor]] = {
     "rope": _rope,
     "xpos": _xpos,
+    "pope": _pope,
+    "fope": _fope,
 }
 
 GAINS: dict[str, Callable[[Problem, Part], Tensor]] = {
     "huang1": lambda p, part: _rows(part.params["table"], p.r.abs().clamp(max=part.options["clip"])),
     "huang2": lambda p, part: _rows(part.params["table"], _clipped(p.r, part.options["clip"])),
     "huang3": lambda p, part: _rows(part.params["table"], _clipped(p.r, part.options["clip"])),
+    "fade": _fade,
 }

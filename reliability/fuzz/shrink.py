@@ -64,6 +64,8 @@ def _simpler_specs(spec: str) -> Iterator[str]:
         for i in range(len(parts)):
             yield "+".join(parts[:i] + parts[i + 1 :])
     for i, part in enumerate(parts):
+        if "@" in part:
+            yield "+".join([*parts[:i], part.partition("@")[0], *parts[i + 1 :]])
         name, _, options = part.partition(":")
         listed = options.split(",") if options else []
         for fewer in ([], *(listed[:n] + listed[n + 1 :] for n in range(len(listed)))):

@@ -14,6 +14,7 @@ class Size:
 
     h: int
     d: int
+    groups: int = 1
 
 
 Options = dict[str, Any]
@@ -86,6 +87,29 @@ def _cope(rng: Random, size: Size) -> Options:
     return {"positions": rng.choice([2, 3, 5, 16]), "heads": rng.choice(["own", "shared"])}
 
 
+def _inkling(rng: Random, size: Size) -> Options:
+    options: Options = {"extent": rng.choice([1, 4, 9, 40]), "width": rng.choice([1, 3, 8, 17])}
+    if rng.random() < 0.5:
+        options |= {"alpha": rng.choice([0.1, 0.7]), "n0": rng.choice([1, 3, 64])}
+    return options
+
+
+def _logn(rng: Random, size: Size) -> Options:
+    return {"n0": rng.choice([2, 3, 16, 512]), "learned": rng.random() < 0.5}
+
+
+def _fope(rng: Random, size: Size) -> Options:
+    own = size.groups == 1 or rng.random() < 0.05  # grouped heads share a key
+    return {
+        "theta": rng.choice([50.0, 10000.0]),
+        "length": rng.choice([7, 40, 512]),
+        "spread": rng.choice([0.1, 0.5]),
+        "seed": rng.randint(0, 9),
+        "heads": rng.choice(["own", "shared"]) if own else "shared",
+        "rest": rng.choice(["still", "turned"]),
+    }
+
+
 OPTIONS: dict[str, Callable[[Random, Size], Options]] = {
     "nope": lambda rng, size: {},
     "learned": lambda rng, size: {"length": rng.choice([1, 8, 64, 300])},
@@ -109,30 +133,80 @@ OPTIONS: dict[str, Callable[[Random, Size], Options]] = {
     "fire": lambda rng, size: {"width": rng.choice([1, 4, 6]), "length": rng.choice([1, 4, 64])},
     "cope": _cope,
     "deberta": _deberta,
+    "inkling": _inkling,
+    "fox": lambda rng, size: {"two_sided": rng.random() < 0.5},
+    "grape": lambda rng, size: {"two_sided": rng.random() < 0.5},
+    "pope": lambda rng, size: {"theta": rng.choice([50.0, 10000.0])},
+    "fade": lambda rng, size: {},
+    "logn": _logn,
+    "fope": _fope,
+    "dape": lambda rng, size: {"bias": rng.choice(["alibi", "kerple"]), "width": rng.choice([1, 3, 5])},
 }
-"""Random options of every scheme. A scheme that is missing here and in `NOT_DRAWN` fails a test."""
+"""Random options of every scheme. A scheme that is missing here fails a test."""
+NEW = ("inkling", "fox", "grape", "pope", "fade", "logn", "fope", "dape")
+"""The schemes of 2025–26. With `--new`, every case has one of them or a map."""
 
-NOT_DRAWN = ("inkling", "fox", "grape", "pope", "fade", "logn", "fope", "dape")
-"""Schemes that random calls do not have yet: `reference` lacks their hidden states, levels, temperatures and products.
-
-tests/schemes/test_frontier.py compares them with loops over the pairs.
-"""
+MAPS: dict[str, Callable[[Random], Options]] = {
+    "interpolated": lambda rng: {"factor": rng.choice([0.5, 1.5, 2.0, 4.0])},
+    "grouped": lambda rng: {"size": rng.choice([1, 2, 3, 4])},
+    "recurrent": lambda rng: {"length": rng.choice([1, 3, 8, 64])},
+    "selfextend": lambda rng: {"window": rng.choice([4, 8, 20, 128]), "size": rng.choice([1, 2, 3, 4])},
+}
+"""Random options of every map."""
+NOT_MAPPED: dict[str, tuple[str, ...]] = {
+    "interpolated": ("fox", "logn", "dape"),
+    "grouped": ("fox", "logn"),
+    "recurrent": ("fox", "logn", "xpos", "cope"),
+    "selfextend": ("fox", "logn", "learned", "sinusoidal", "first", "fire", "cope", "dape", "xpos"),
+}
+"""Schemes that a map refuses; `xpos` with `selfextend` is not drawn, because its range is that of several calls."""
+MAPPED = 0.15
+"""Share of schemes with a map."""
+TURNING = ("rope", "xpos", "pope", "fope")
 
 WEIGHTS = {"nope": 1, "learned": 1, "sinusoidal": 1, "first": 1, "rope": 5}
 """How often a scheme is drawn; 3 for those that are not listed."""
 
-NEEDS_EVEN_HEADS = ("rope", "xpos")
+NEEDS_EVEN_HEADS = ("rope", "xpos", "fope")
 
 
 def draw_names(rng: Random) -> list[str]:
-    """One scheme, or with a chance of a quarter two or three."""
+    """One scheme, or with a chance of a quarter two or three that can be added."""
     names = list(OPTIONS)
     weights = [WEIGHTS.get(name, 3) for name in names]
-    return rng.choices(names, weights, k=rng.choices([1, 2, 3], [75, 18, 7])[0])
+    while True:
+        drawn = rng.choices(names, weights, k=rng.choices([1, 2, 3], [75, 18, 7])[0])
+        if _can_be_added(drawn, "pope"):
+            return drawn
+
+
+def _can_be_added(names: list[str], turner: str) -> bool:
+    """Whether a sum accepts these schemes: levels of one, and beside `turner` no other rotation or vector gain."""
+    if sum(name in ("fox", "grape") for name in names) > 1:
+        return False
+    return turner not in names or (sum(name in TURNING for name in names) == 1 and "huang3" not in names)
+
+
+def add_maps(specs: list[str], rng: Random) -> list[str]:
+    """The schemes of a sum, some of them mapped."""
+    names = [spec.partition(":")[0] for spec in specs]
+    mapped = []
+    for name, spec in zip(names, specs, strict=True):
+        allowed = [map_name for map_name in MAPS if name not in NOT_MAPPED[map_name]]
+        if name in TURNING and ("scaling=dynamic" in spec or not _can_be_added(names, name)):
+            allowed = [map_name for map_name in allowed if map_name != "selfextend"]
+        if allowed and rng.random() < MAPPED:
+            map_name = rng.choice(allowed)
+            spec = f"{spec}@{map_name}:{_spelled(MAPS[map_name](rng))}"
+        mapped.append(spec)
+    return mapped
 
 
 def spell(name: str, rng: Random, size: Size) -> str:
     """A scheme string with random options."""
     options = OPTIONS[name](rng, size)
-    spelled = ",".join(f"{key}={str(value).lower()}" for key, value in options.items())
-    return f"{name}:{spelled}" if spelled else name
+    return f"{name}:{_spelled(options)}" if options else name
+
+
+def _spelled(options: Options) -> str:
+    return ",".join(f"{key}={str(value).lower()}" for key, value in options.items())

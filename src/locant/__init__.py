@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from locant import testing
     from locant.adaptation import adapt, fit
     from locant.attention import BACKENDS, attend
+    from locant.exporting import export
     from locant.hf import load, native, swap
     from locant.hf.support import families
     from locant.schemes import SCHEMES, Scheme, Sum
@@ -37,6 +38,7 @@ __all__ = [
     "adapt",
     "attend",
     "compare",
+    "export",
     "families",
     "fit",
     "inspect",
@@ -58,6 +60,7 @@ _NAMES = {
     "hf": ("load", "native", "swap"),
     "hf.support": ("families",),
     "adaptation": ("adapt", "fit"),
+    "exporting": ("export",),
     "verbs.comparing": ("compare",),
     "verbs.inspecting": ("inspect",),
 }
@@ -67,6 +70,7 @@ _EXTRAS = {
     "hf": "hf",
     "hf.support": "hf",
     "adaptation": "compare",
+    "exporting": "hf",
     "verbs.comparing": "compare",
     "verbs.inspecting": "hf",
 }

@@ -5,6 +5,7 @@
     tisa:kernels=5+learned:length=512    a sum
     rope@grouped:size=4                  a scheme at mapped positions; maps can follow each other
     rope/rope/rope/nope                  a cycle over the layers
+    t5:shared=layers                     one scheme for all layers that name it
     tisa,huang4:clip=64,heads=own,nope   a list of three
 
 Nothing here imports torch, so the command line rejects an unknown scheme at once.
@@ -21,8 +22,8 @@ from locant import schemes
 
 LONGEST = 10_000
 """Characters of the longest spec for one layer."""
-
-
+SHARED = ("shared", "layers")
+"""The option of any scheme that makes all layers share it, and its value."""
 MOST_MAPS = 8
 """Maps of one scheme: each is a module around the next."""
 
@@ -33,6 +34,7 @@ class Part(NamedTuple):
     name: str
     options: dict[str, str]  # as written; spec.py converts the values
     maps: tuple[Part, ...] = ()  # of a scheme, the first one innermost
+    shared: bool = False  # all layers that name it have one scheme, with one set of parameters
 
 
 def parse(spec: str) -> list[Part]:
@@ -47,6 +49,12 @@ def parse(spec: str) -> list[Part]:
         raise ValueError("the spec is empty; write 'nope' for no positions")
     # A plus sign joins schemes where a name follows; the one in 1e+5 belongs to the number.
     return [_mapped(text) for text in re.split(r"\+(?=\s*[A-Za-z]|\s*$)", spec)]
+
+
+def check_unshared(spec: str, parts: Iterable[Part]) -> None:
+    """Raises a ValueError if a part is shared by layers, where there is one scheme and no layers."""
+    if any(part.shared for part in parts):
+        raise ValueError(f"{spec!r} names a scheme that layers share; use locant.per_layer({spec!r}, n_layers=…)")
 
 
 def layers(spec: str) -> list[str]:
@@ -120,7 +128,10 @@ def _mapped(text: str) -> Part:
         )
     if len(maps) > MOST_MAPS:
         raise ValueError(f"a scheme with {len(maps)} maps; at most {MOST_MAPS} can follow each other")
-    return _part(first)._replace(maps=tuple(map(_part, maps)))
+    found = tuple(map(_part, maps))
+    if any(each.shared for each in found):
+        raise ValueError(f"{text.strip()[:80]!r}: {SHARED[0]}={SHARED[1]} belongs to the scheme, before the @")
+    return _part(first)._replace(maps=found)
 
 
 def _part(text: str) -> Part:
@@ -138,4 +149,7 @@ def _part(text: str) -> Part:
         if option in options:
             raise ValueError(f"{name}: option {option!r} is given twice in {text!r}")
         options[option] = value
-    return Part(name, options)
+    shared = options.get(SHARED[0]) == SHARED[1]
+    if shared:
+        del options[SHARED[0]]
+    return Part(name, options, shared=shared)

@@ -5,6 +5,7 @@
     tisa:kernels=5+learned:length=512    a sum
     rope@grouped:size=4                  a scheme at mapped positions (see `schemes/map.py`)
     rope/rope/rope/nope                  a cycle over the layers (`per_layer` only)
+    t5:shared=layers                     one scheme for all layers that name it (`per_layer` only)
 
 `str(scheme)` gives the string back. The syntax is in `locant.notation`.
 """
@@ -42,12 +43,23 @@ def scheme(
 
     `schemes` and `maps` have a class for each name; by default, they are `locant.SCHEMES` and `locant.schemes.MAPS`.
     """
-    known = SCHEMES if schemes is None else schemes
-    maps = MAPS if maps is None else maps
-    dims = {"n_heads": n_heads, "head_dim": head_dim, "d_model": d_model}
     parts = notation.parse(spec)
+    notation.check_unshared(spec, parts)
+    dims = {"n_heads": n_heads, "head_dim": head_dim, "d_model": d_model}
+    return _sum(_parts(parts, dims, SCHEMES if schemes is None else schemes, MAPS if maps is None else maps))
+
+
+def _parts(
+    parts: Sequence[notation.Part],
+    dims: Mapping[str, int | None],
+    known: Mapping[str, type[Scheme]],
+    maps: Mapping[str, type[Map]],
+) -> list[Scheme]:
     notation.check_names(parts, known, maps)
-    built = [mapped(_build(part, known[part.name], dims), part, maps) for part in parts]
+    return [mapped(_build(part, known[part.name], dims), part, maps) for part in parts]
+
+
+def _sum(built: Sequence[Scheme]) -> Scheme:
     return built[0] if len(built) == 1 else Sum(*built)
 
 
@@ -71,7 +83,8 @@ def per_layer(
 
     >>> per_layer("rope/rope/rope/nope", 12, n_heads=12, head_dim=64, d_model=768)  # NoPE in every 4th layer
 
-    Each layer gets a new scheme from its string; a scheme object is shared by the layers it is given for.
+    Each layer gets a new scheme from its string; a scheme object is shared by the layers it is given for. All layers
+    whose string says `shared=layers` ("t5:shared=layers") and is the same get one scheme, with one set of parameters.
     """
     if n_layers < 1:
         raise ValueError(f"n_layers must be at least 1, got {n_layers}")
@@ -84,12 +97,27 @@ def per_layer(
         entries = list(spec)
         if len(entries) != n_layers:
             raise ValueError(f"a list of schemes needs one per layer: got {len(entries)} for {n_layers} layers")
-    return nn.ModuleList(
-        [
-            entry if isinstance(entry, Scheme) else scheme(entry, n_heads=n_heads, head_dim=head_dim, d_model=d_model)
-            for entry in entries
-        ]
-    )
+    dims = {"n_heads": n_heads, "head_dim": head_dim, "d_model": d_model}
+    shared: dict[str, Scheme] = {}
+    return nn.ModuleList([entry if isinstance(entry, Scheme) else _of_layer(entry, dims, shared) for entry in entries])
+
+
+def _of_layer(spec: str, dims: Mapping[str, int | None], shared: dict[str, Scheme]) -> Scheme:
+    """The scheme of one layer: a new one, or the one in `shared` if the layers share it."""
+    parts = notation.parse(spec)
+    if not any(part.shared for part in parts):
+        return _sum(_parts(parts, dims, SCHEMES, MAPS))
+    if spec not in shared:
+        built = _parts(parts, dims, SCHEMES, MAPS)
+        for part, each in zip(parts, built, strict=True):
+            # What is added to the token embeddings exists once in any case.
+            if not part.shared and each.has_attention_parameters:
+                raise ValueError(
+                    f"{spec!r}: layers share a scheme as a whole, and {part.name} has parameters in attention; write "
+                    f"{part.name}:{'='.join(notation.SHARED)} too, or share none"
+                )
+        shared[spec] = _sum(built)
+    return shared[spec]
 
 
 def _build(part: notation.Part, cls: type[Scheme], dims: Mapping[str, int | None], *inner: Scheme) -> Scheme:

@@ -77,7 +77,9 @@ class Terms:
 
     def narrow(self, first: int, count: int) -> Terms:
         """The same terms for consecutive columns, as views."""
-        return self._each(lambda table: table[:, first : first + count])
+        if first == 0 and all(table.shape[1] == count for table in self.tables().values()):
+            return self
+        return self._each(lambda table: table.narrow(1, first, count))
 
     def to(self, dtype: torch.dtype) -> Terms:
         """The same terms with all tables in `dtype`."""
@@ -148,12 +150,28 @@ class Tokens:
 
     q: Tensor  # [B, H, Lq, D], unrotated
     k: Tensor  # [B, Hkv, Lk, D], unrotated
-    q_pos: Tensor  # [B or 1, Lq]
-    k_pos: Tensor  # [B or 1, Lk]
+    positions: tuple[Tensor, Tensor] | None  # of queries and keys; None if keys are 0 … Lk−1, queries the last Lq
     read_q: Tensor | None  # [B, H, Lq, W], what `Scheme.read` made of the hidden states of the queries
     read_k: Tensor | None  # [B, H, Lk, W], … and of the keys
     scale: float
     hidden: Tensor | None = None  # [B or 1, Lk], bool: keys that the mask hides from all queries, such as padding
+
+    @property
+    def q_pos(self) -> Tensor:
+        """[B or 1, Lq]"""
+        return default_positions(self.q, self.k)[0] if self.positions is None else self.positions[0]
+
+    @property
+    def k_pos(self) -> Tensor:
+        """[B or 1, Lk]"""
+        return default_positions(self.q, self.k)[1] if self.positions is None else self.positions[1]
+
+
+def default_positions(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the positions of queries and keys in decoding with a cache: keys are 0 … Lk−1, queries the last Lq."""
+    lk = k.shape[2]
+    k_pos = torch.arange(lk, device=k.device)[None]
+    return k_pos[:, lk - q.shape[2] :], k_pos
 
 
 @dataclass(frozen=True)

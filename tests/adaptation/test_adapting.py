@@ -105,3 +105,15 @@ def test_modes_of_modules_and_entries_of_configs_stay():
     assert model.training
     assert not model.embeddings.training
     assert "use_cache" not in vars(model.config)
+
+
+def test_layers_share_a_scheme_through_training_and_saving(tmp_path):
+    model = hf_models.make("bert")
+    adapted(model, "t5:shared=layers", out=tmp_path / "out")
+    again = locant.load(tmp_path / "out")
+    for each in (model, again):
+        first, second = locant.native(each).stacks[0].layers
+        assert first is second
+    ids = words.rows()
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).last_hidden_state, again(input_ids=ids).last_hidden_state)

@@ -53,12 +53,12 @@ def test_every_layer_gets_an_equal_part_of_the_time_that_is_left(monkeypatch):
     now = 0.0
     monkeypatch.setattr(fit_time.time, "perf_counter", lambda: now)
     clock = fit_time.FitClock(90.0, 3)
-    assert clock.next_layer() == 30
+    assert clock.next_layers(1) == 30
     now = 60.0  # the first layer took twice as long
-    assert clock.next_layer() == 15
+    assert clock.next_layers(1) == 15
     now = 100.0
-    assert clock.next_layer() == 0
-    assert fit_time.FitClock(None, 3).next_layer() == float("inf")
+    assert clock.next_layers(1) == 0
+    assert fit_time.FitClock(None, 3).next_layers(1) == float("inf")
 
 
 def test_a_search_out_of_time_ends_with_the_best_it_has_found(monkeypatch):

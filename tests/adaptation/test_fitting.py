@@ -113,3 +113,57 @@ def test_a_fit_worse_than_no_positions_is_reported_in_words():
     heads = [fitting.HeadFit(1, 1, silenced=1.0, fitted=2.5)]
     assert "%" not in fitting.Fit(None, "alibi", heads).summary
     assert "worse than using no positions" in fitting.Fit(None, "alibi", heads).summary
+
+
+def test_layers_that_share_a_scheme_are_fitted_together():
+    """Against an optimization of all layers by hand: no single table is better for the layers together."""
+    model = hf_models.make("bert", num_hidden_layers=3)
+    found = fitted(model, "t5:shared=layers")
+    schemes = [scheme for stack in locant.native(model).stacks for scheme in stack.layers]
+    assert len({id(scheme) for scheme in schemes}) == 1
+    assert sum("locant.table" in name for name in model.state_dict()) == 1
+    assert found.explained > 0
+    shared = sum(head.fitted for head in found.heads)
+    own = sum(head.fitted for head in fitted(hf_models.make("bert", num_hidden_layers=3), "t5").heads)
+    assert own < shared  # three tables hold more than one
+    best, table = _total_divergence(model), schemes[0].table
+    for seed in range(4):  # a step in any direction from the minimum is worse
+        step = torch.randn(table.shape, generator=torch.Generator().manual_seed(seed)) * 0.5
+        for sign in (1, -1):
+            with torch.no_grad():
+                table += sign * step
+            assert _total_divergence(model) > best
+            with torch.no_grad():
+                table -= sign * step
+
+
+def _total_divergence(model):
+    """KL of all layers and heads from the original, each layer on what it gets in the changed model."""
+    plain = hf_models.make("bert", num_hidden_layers=3, attn_implementation="eager")
+    rows, total = fitting._batches(plain, Sampler(TOKENS, words.text()), 32, 1024), 0.0
+    with torch.no_grad():
+        for ids in rows:
+            both = (each(input_ids=ids, output_attentions=True).attentions for each in (plain, model))
+            total += sum(float((p * (p / q).log()).sum()) for p, q in zip(*both, strict=True))
+    return total
+
+
+def test_layers_between_shared_ones_are_fitted_on_their_own():
+    model = hf_models.make("bert", num_hidden_layers=4)
+    found = fitted(model, "t5:shared=layers/tisa")
+    first, second, third, fourth = locant.native(model).stacks[0].layers
+    assert first is third
+    assert second is not fourth
+    assert [head.layer for head in found.heads[::4]] == [1, 2, 3, 4]
+    assert found.explained > 0
+
+
+def test_queries_are_fitted_beside_a_shared_scheme():
+    model = hf_models.make("llama")
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    alone = fitted(hf_models.make("llama"), "t5:bidirectional=false,shared=layers").explained
+    found = fitted(model, "t5:bidirectional=false,shared=layers", queries=True)
+    assert found.explained > alone
+    changed = {name for name, weight in model.state_dict().items() if name in before
+               and not torch.equal(weight, before[name])}  # fmt: skip
+    assert changed == {f"layers.{layer}.self_attn.q_proj.weight" for layer in range(2)}

@@ -78,8 +78,16 @@ def test_one_more_graph_without_dynamic():
     assert compiled.graphs == 2
 
 
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("spec", ["nope", "rope", "tisa", "t5"])
+@pytest.mark.parametrize(
+    ("spec", "grad"),
+    [
+        *zip(["nope", "rope", "tisa", "t5"], [False, True] * 2, strict=True),
+        *(
+            pytest.param(spec, grad, marks=pytest.mark.slow)
+            for spec, grad in zip(["nope", "rope", "tisa", "t5"], [True, False] * 2, strict=True)
+        ),
+    ],
+)
 def test_one_graph_for_a_growing_cache(spec, grad):
     scheme = scheme_of(spec)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import locant
-from locant import Scheme
+from locant import Scheme, attend
 from locant.attention import eager
 from locant.attention.request import prepare
 from locant.attention.sides import NotCausal, Remembered
@@ -250,3 +250,28 @@ def test_forget_gates_of_queries_with_positions_of_their_own_rows(given):
     order = torch.randperm(L)
     got = locant.attend(q, k[:, :, order], v[:, :, order], scheme, x=(x, x[:, order]), q_pos=q_pos, k_pos=order)
     torch.testing.assert_close(got, locant.attend(q, k, v, scheme, x=x))
+
+
+@pytest.mark.parametrize("spec", ["inkling:extent=4", "fox"])
+def test_one_x_of_the_keys_is_refused_for_more_queries_than_keys(spec):
+    scheme = locant.scheme(spec, n_heads=2, head_dim=8, d_model=16)
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 3, 8)
+    with pytest.raises(ValueError, match=r"x has 3 keys, and there are 5 queries; pass x=\(states of queries"):
+        attend(q, k, k, scheme, causal=True, x=torch.randn(1, 3, 16), q_pos=torch.arange(5), k_pos=torch.arange(3))
+
+
+def test_a_temperature_does_not_narrow_queries_that_a_rotation_has_widened():
+    """xPos grows beyond float32 here and goes on in float64; sdpa once multiplied its queries in float32."""
+    scheme = locant.scheme("logn:n0=2+xpos:base=4.0", n_heads=1, head_dim=4, d_model=4)
+    q, k, v = torch.randn(3, 1, 1, 3, 4, generator=torch.Generator().manual_seed(0))
+    pos = torch.tensor([[0, 700, 701]])
+    wanted = attend(q.double(), k.double(), v.double(), scheme, q_pos=pos, impl="eager")
+    for impl in ("sdpa", "eager"):
+        torch.testing.assert_close(attend(q, k, v, scheme, q_pos=pos, impl=impl).double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("batch", "queries"), [(1, 0), (0, 3)])
+def test_far_rotations_without_queries(batch, queries):
+    scheme = locant.scheme("rope@selfextend:window=8,size=4", n_heads=2, head_dim=8, d_model=16)
+    q, k = torch.randn(batch, 2, queries, 8), torch.randn(batch, 2, 5, 8)
+    assert attend(q, k, k, scheme).shape == q.shape

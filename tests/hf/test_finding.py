@@ -12,7 +12,7 @@ import locant
 from locant.hf import families, family_record, finding
 from locant.hf.family import Family
 from locant.hf.finding import FOUND as RECORD
-from locant.hf.mechanisms import CarriedTable, Nothing
+from locant.hf.mechanisms import Biases, CarriedTable, Nothing
 from tests.hf_models import FOUND, WITH_DECODER, inputs, make, output
 
 EXACT = {"atol": 2e-5, "rtol": 0.0}
@@ -46,6 +46,31 @@ def test_own_positions_as_schemes_keep_the_outputs(kind):
     for side, each in given.items():
         shown = real(kind, each)
         torch.testing.assert_close(output(model, **each)[shown], before[side][shown], **EXACT)
+
+
+def test_stacks_of_unequal_depth(tmp_path):
+    model = make("umt5", num_layers=1, num_decoder_layers=3)
+    given = inputs("umt5")
+    before = output(model, **given)
+    locant.swap(model, locant.native(model))
+    torch.testing.assert_close(output(model, **given), before, **EXACT)
+    model.save_pretrained(tmp_path / "model")
+    torch.testing.assert_close(output(locant.load(tmp_path / "model").eval(), **given), before, **EXACT)
+
+
+def test_stacks_that_differ_are_refused_in_plain_words():
+    with pytest.raises(NotImplementedError, match=r"in different ways \(encoder: none, decoder: bias\)"):
+        finding._common("made-up", {"encoder": Nothing(), "decoder": Biases(("a",))})
+
+
+@pytest.mark.parametrize("buckets", [10, 11])
+def test_any_number_of_buckets_is_read(buckets):
+    """T5 itself leaves the last of an odd number out."""
+    model = make("t5", relative_attention_num_buckets=buckets, relative_attention_max_distance=9)
+    given = inputs("t5", length=30)
+    before = output(model, **given)
+    locant.swap(model, locant.native(model))
+    torch.testing.assert_close(output(model, **given), before, **EXACT)
 
 
 @pytest.mark.parametrize("kind", FOUND)

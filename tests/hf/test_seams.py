@@ -388,6 +388,24 @@ def test_half_precision(kind):
     assert (after - before).abs().max() < 0.1 * before.abs().max()
 
 
+@pytest.mark.parametrize("kind", ["gptj", "codegen", "roformer"])
+def test_a_rotary_table_in_half_precision_is_read(kind):
+    """Its sines and cosines are rounded, and no more than that."""
+    model, given = make(kind).to(torch.bfloat16), inputs(kind)
+    before = output(model, **given).float()
+    read = locant.native(model)
+    assert all("rope" in str(scheme) for scheme in read.stacks[0].layers)
+    after = output(locant.swap(model, read), **given).float()
+    assert (after - before).abs().max() < 0.05 * before.abs().max()
+    other = make(kind).to(torch.bfloat16)
+    for table in [x for name, x in other.named_buffers() if "embed_positions" in name] + [
+        x for name, x in other.named_parameters() if "embed_positions" in name
+    ]:
+        table.data.mul_(1.03)
+    with pytest.raises(NotImplementedError, match=r"more than rounding to torch\.bfloat16 explains"):
+        locant.native(other)
+
+
 def test_its_own_positions_are_kept_and_something_added():
     for kind in ("bloom", "gptj", "deberta", "xlnet"):
         check_kept_and_added(make(kind), inputs(kind))
@@ -516,7 +534,10 @@ def test_positions_that_no_scheme_has():
         locant.native(falcon)
     gptj = make("gptj")
     gptj.h[1].attn.embed_positions.mul_(1.001)
-    with pytest.raises(NotImplementedError, match="the rotary table of GPTJModel does not have the angles"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"positions of GPTJModel: its rotary table does not have the angles of rope.*at position",
+    ):
         locant.native(gptj)
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import locant
 from locant import Scheme
-from locant.attention.sides import NotCausal
+from locant.attention.sides import NotCausal, Remembered
 from locant.terms import Sides, Terms
 from tests import hf_models
 
@@ -98,6 +98,55 @@ def test_rows_of_a_cache_that_are_rearranged_or_cropped():
     mixed = torch.cat([ids[rows, :6], ids[:, 6:]], dim=1)
     want = model(input_ids=mixed, use_cache=False).last_hidden_state[:, 6:]
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def evicted(cache, kept):
+    """The cache with some of its keys alone, as eviction methods do it."""
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+    return cache
+
+
+@pytest.mark.parametrize(("spec", "given"), [("forgetting", False), ("fox", True), ("alibi", True)])
+@torch.no_grad()
+def test_keys_dropped_from_the_middle_of_a_cache_are_noticed(spec, given):
+    model = locant.swap(hf_models.make("llama").eval(), spec)
+    ids, where = tokens(), torch.arange(9).expand(2, -1)
+    how = [{"position_ids": where[:, part]} if given else {} for part in (slice(0, 7), slice(7, 9))]
+    cache = model(input_ids=ids[:, :7], use_cache=True, **how[0]).past_key_values
+    with pytest.raises(RuntimeError, match="cache has 5 keys, and locant knows of 7: keys were dropped"):
+        model(input_ids=ids[:, 7:], past_key_values=evicted(cache, [0, 1, 4, 5, 6]), **how[1])
+
+
+@torch.no_grad()
+def test_a_gap_after_keys_without_positions_warns():
+    model = locant.swap(hf_models.make("llama").eval(), "alibi")
+    ids = tokens()
+    cache = evicted(model(input_ids=ids[:, :7], use_cache=True).past_key_values, [0, 1, 4, 5, 6])
+    with pytest.warns(UserWarning, match=r"5 cached keys had no position_ids.*the next token is at 7"):
+        model(input_ids=ids[:, 7:], past_key_values=cache, position_ids=torch.tensor([[7, 8]]))
+
+
+@pytest.mark.parametrize("spec", ["fox", "alibi"])
+@torch.no_grad()
+def test_a_cache_that_was_cropped_or_reset_goes_on(spec):
+    model = locant.swap(hf_models.make("llama").eval(), spec)
+    ids, where = tokens(batch=1), torch.arange(9)[None] + 3
+    whole = model(input_ids=ids, position_ids=where, use_cache=False).last_hidden_state
+    cache = model(input_ids=ids[:, :7], position_ids=where[:, :7], use_cache=True).past_key_values
+    cache.crop(-3)
+    got = model(input_ids=ids[:, 4:], position_ids=where[:, 4:], past_key_values=cache).last_hidden_state
+    torch.testing.assert_close(got, whole[:, 4:], atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_remembered_must_have_a_row_for_every_key():
+    scheme = Forgetting(n_heads=2, d_model=4)
+    q, k, v = (torch.randn(1, 2, 3, 4) for _ in range(3))
+    read = scheme.read(torch.randn(1, 5, 4))
+    for wrong in (Remembered(read[:, :, :3], read), Remembered(read[:, :, :2], read[:, :, :3]), Remembered(read, None)):
+        with pytest.raises(ValueError, match=r"needs what it read of the (keys|queries)"):
+            locant.attend(q, k, v, scheme, causal=True, x=wrong)
+    locant.attend(q, k, v, scheme, causal=True, x=Remembered(read[:, :, :3], read[:, :, :3]))
 
 
 @torch.no_grad()

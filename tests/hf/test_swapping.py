@@ -36,6 +36,12 @@ ROOT = Path(__file__).parent.parent.parent
 EXACT = {"rtol": 0, "atol": 1e-5}
 
 
+def test_a_module_that_runs_again_gets_what_a_scheme_did_to_values():
+    model = locant.swap(make("albert"), "shaw:clip=4,values=true")
+    one = output(spread(model), **inputs("albert"))
+    assert (one - one[:, :1]).abs().max() > 1e-3
+
+
 def padding(kind):
     return [None] if kind == "vit" else [None, "left", "right"]
 

@@ -1,14 +1,11 @@
 """Huang et al. 2020: numbers with known answers, verdicts in both directions, and all claims on made-up data."""
 
 import json
-import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from locant.adaptation.pooling import Pooling
 from locant.experiments import workers
 from locant.experiments.comparison import Comparison, check_here
 from locant.experiments.presets import ANSWERS, find_preset
@@ -29,7 +26,6 @@ from locant.papers.huang_numbers import (
 )
 from locant.papers.huang_sizes import ABSOLUTE, BEST, SIZES, WORDS, Sizes
 from locant.papers.offsets import contrast, nearness
-from locant.papers.retrieval import Reader, ndcg, read_meetings
 from locant.papers.rules import CONFIRMED, CONTRADICTED, NOT_SHOWN
 from locant.papers.squad import SquadSizes
 from locant.report.figures import Grid, Heat, Intervals, Lines, Small
@@ -184,14 +180,6 @@ def test_c5_needs_both_tests(sts, retrieval, verdict):
     assert claim("C5").verdict(found) == verdict
 
 
-def test_ndcg_of_one_wanted_document():
-    similarities = torch.tensor([[0.9, 0.5, 0.1], [0.9, 0.5, 0.1], [0.9, 0.5, 0.1], [0.5, 0.5, 0.5]])
-    assert ndcg(similarities, [0, 1, 2, 0]) == pytest.approx([1, 1 / math.log2(3), 0.5, 0.5])  # equal: last
-    many = torch.arange(12.0)[None]
-    assert ndcg(many, [2]) == pytest.approx([1 / math.log2(11)])  # rank 10
-    assert ndcg(many, [1]) == [0.0]  # rank 11
-
-
 def meetings(path, count=6):
     lines = []
     for number in range(count):
@@ -202,41 +190,6 @@ def meetings(path, count=6):
         ]
     path.write_text("\n".join(json.dumps(line) for line in lines))
     return path
-
-
-def test_meetings_are_spread_over_the_file_and_keep_their_queries(tmp_path):
-    found = read_meetings(meetings(tmp_path / "qmsum.jsonl"), 3)
-    assert [text[0] for text in found.texts] == ["a", "c", "e"]
-    assert all(
-        found.texts[number][0] == text.replace(" ", "")[0] or text[0] in "0123456789 " for text, number in found.queries
-    )
-    assert [number for _, number in found.queries] == [0, 0, 1, 1, 2, 2]
-    assert len(read_meetings(tmp_path / "qmsum.jsonl", 0).texts) == 6
-
-
-class OneHot:
-    """A model whose state of a token is its one-hot vector, and a tokenizer of numbers."""
-
-    device, pad_token_id = torch.device("cpu"), 0
-
-    @property
-    def base_model(self):
-        return lambda input_ids, attention_mask: SimpleNamespace(last_hidden_state=torch.eye(20)[input_ids])
-
-    def __call__(self, text, **_):
-        return {"input_ids": [int(word) for word in text.split()]}
-
-
-@pytest.mark.parametrize(("most", "chunks"), [(0, [[3, 4], [5, 6], [7]]), (2, [[3, 4], [5, 6]]), (1, [[3, 4]])])
-def test_a_text_is_the_mean_of_its_chunks(most, chunks):
-    reader = Reader(OneHot(), OneHot(), Pooling(), 4, most, [1], [2])
-    each = []
-    for chunk in chunks:  # a chunk counts as one, whatever its length
-        vector = torch.zeros(20)
-        vector[[1, *chunk, 2]] = 1
-        each.append(vector / vector.norm())
-    mean = torch.stack(each).mean(0)
-    torch.testing.assert_close(reader.vector("3 4 5 6 7"), mean / mean.norm())
 
 
 # ---- C6 and C7: method 4 itself --------------------------------------------------------------------

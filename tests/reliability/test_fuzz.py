@@ -1,4 +1,4 @@
-"""2,000 random calls, and whether the fuzzer sees errors that are put in on purpose."""
+"""2,000 random calls, half of them slow tests, and whether the fuzzer sees errors that are put in on purpose."""
 
 import re
 from dataclasses import replace
@@ -16,7 +16,7 @@ from reliability.fuzz.__main__ import main, reproducer
 from reliability.fuzz.campaign import Counts, Ran, run_block
 from reliability.fuzz.check import COMPARED, FAILED, REFUSED
 from reliability.fuzz.shrink import shrink
-from reliability.fuzz.specs import NOT_DRAWN, OPTIONS
+from reliability.fuzz.specs import MAPS, NEW, OPTIONS
 
 SEED, BLOCK = 17, 250
 needs_kernel = pytest.mark.skipif(
@@ -24,18 +24,28 @@ needs_kernel = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("first", range(0, 2000, BLOCK))
+@pytest.mark.parametrize(
+    "first", [*range(0, 1000, BLOCK), *(pytest.param(n, marks=pytest.mark.slow) for n in range(1000, 2000, BLOCK))]
+)
 @needs_kernel
 def test_2000_random_calls(first):
     failed = [ran for ran in run_block(SEED, first, BLOCK) if ran.outcome.kind == FAILED]
     assert not failed, f"{failed[0].outcome.what}; python -m reliability.fuzz --seed {SEED} --case {failed[0].index}"
 
 
-def test_every_scheme_is_drawn():
-    assert {*OPTIONS, *NOT_DRAWN} == set(locant.SCHEMES)
-    assert not {*OPTIONS} & {*NOT_DRAWN}
-    drawn = {name for index in range(300) for name in draw(SEED, index).scheme_names}
-    assert drawn == set(OPTIONS)
+def test_every_scheme_and_map_is_drawn():
+    assert set(OPTIONS) == set(locant.SCHEMES)
+    assert set(MAPS) == set(locant.schemes.MAPS)
+    cases = [draw(SEED, index) for index in range(600)]
+    assert {name for case in cases for name in case.scheme_names} == set(OPTIONS)
+    assert {each[0] for case in cases for each in case.maps if each is not None} == set(MAPS)
+    assert {case.states for case in cases if case.reads} == {"pair", "keys", "queries"}
+
+
+def test_cases_of_the_new_schemes_alone():
+    cases = [draw(SEED, index, new=True) for index in range(50)]
+    assert all("@" in case.spec or set(case.scheme_names) & set(NEW) for case in cases)
+    assert cases == [draw(SEED, index, new=True) for index in range(50)]
 
 
 def test_a_case_depends_on_its_number_alone():

@@ -1,6 +1,7 @@
 """The tensor operations of the fuzzer's reference against the loops of `tests.oracles`."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from locant.schemes.base import DIMS
 from reliability.fuzz import reference
 from reliability.fuzz.inputs import parts_of
 from reliability.fuzz.problem import Arithmetic, Part, Problem
-from tests import cases, oracles
+from tests import cases, frontier_cases, frontier_oracles, oracles
 
 SUMS = [
     "rope+tisa",
@@ -32,7 +33,7 @@ WITHOUT_SPEEDS = [spec for spec in cases.NAMES if "scaling=table" not in spec an
 
 
 def detached(part):
-    return Part(part.name, {name: x.detach() for name, x in part.params.items()}, part.options)
+    return replace(part, params={name: x.detach() for name, x in part.params.items()})
 
 
 def by_loops(scheme, p):
@@ -49,8 +50,10 @@ def by_loops(scheme, p):
     return oracles.attention_of_sum(parts, *arrays, *rows, p.visible.numpy(), p.scale, *rest)
 
 
-@pytest.mark.parametrize(("softcap", "sinks"), [(None, False), (1.5, True)])
-@pytest.mark.parametrize("spec", [*cases.SPECS, *SUMS])
+@pytest.mark.parametrize(
+    ("spec", "softcap", "sinks"),
+    [*((spec, 1.5, True) for spec in (*cases.SPECS, *SUMS)), *((spec, None, False) for spec in SUMS)],
+)
 def test_equal_to_the_loops(spec, softcap, sinks):
     scheme = cases.build(spec)
     q, k, v = cases.tensors(kv=2, lq=4, lk=6)
@@ -62,6 +65,84 @@ def test_equal_to_the_loops(spec, softcap, sinks):
     out, weights = reference.attention(p, Arithmetic())
     for got, expected in zip((out, weights), by_loops(scheme, p), strict=True):
         torch.testing.assert_close(got, torch.from_numpy(np.asarray(expected)), rtol=1e-10, atol=1e-12)
+
+
+def distinct(length):
+    """Positions of two rows, in any order, none twice."""
+    return torch.tensor([[7, 0, 3, 40, 1, 2], [2, 20, -3, 7, 30, 9]])[:, :length]
+
+
+def in_order(spec):
+    """A problem whose queries are the last three of the keys, with hidden states, and its scheme."""
+    scheme = cases.build(spec)
+    q, k, v = cases.tensors(kv=4, lq=3, lk=6)
+    x, k_pos = frontier_cases.states(length=6), distinct(6)
+    q_pos = k_pos[:, 3:]
+    visible = (k_pos[:, None, :] <= q_pos[:, :, None])[:, None].expand(2, 4, -1, -1)
+    return scheme, replace(problem(scheme, q, k, v, q_pos, k_pos, visible, 0.4), x_q=x[:, 3:], x_k=x)
+
+
+@pytest.mark.parametrize("spec", frontier_cases.SPECS)
+def test_schemes_that_read_tokens_are_equal_to_the_loops(spec):
+    scheme, p = in_order(spec)
+    logits = frontier_cases.logits(scheme, p.q, p.k, p.x_k, p.q_pos, p.k_pos, p.scale)
+    expected = frontier_oracles.attention(logits.numpy(), p.v.numpy(), p.visible.numpy())
+    for got, each in zip(reference.attention(p, Arithmetic()), expected, strict=True):
+        torch.testing.assert_close(got, torch.from_numpy(each), rtol=1e-10, atol=1e-12)
+
+
+MAPPED = {
+    "interpolated:factor=1.5": lambda r: r / 1.5,
+    "grouped:size=3": lambda r: np.sign(r) * (abs(r) // 3),
+    "recurrent:length=4": lambda r: np.sign(r) * (abs(r) % 4),
+    "selfextend:window=5,size=2": lambda r: r if abs(r) <= 5 else np.sign(r) * (5 + (abs(r) - 5) // 2),
+}
+POSITIONS = {
+    "interpolated:factor=1.5": lambda pos: frontier_oracles.interpolated(pos, 1.5),
+    "grouped:size=3": lambda pos: frontier_oracles.grouped(pos, 3),
+    "recurrent:length=4": lambda pos: frontier_oracles.recurrent(pos, 4),
+}
+
+
+@pytest.mark.parametrize("map_", MAPPED)
+def test_maps_of_tables_and_rotations_are_equal_to_the_loops(map_):
+    """A formula, a table that real offsets interpolate, and a rotation."""
+    biases = {
+        "alibi": lambda table, h, r: -oracles.alibi_slopes(4)[h] * abs(r),
+        "toeplitz:clip=8": lambda table, h, r: np.interp(r, range(-8, 9), table[h]),
+        "rope": None,
+    }
+    for spec, bias in biases.items():
+        scheme, p = in_order(f"{spec}@{map_}")
+        table = next((x.detach().numpy() for x in scheme.parameters()), None)
+        rows = []
+        for row in range(2):
+            pos = [x[row].tolist() for x in (p.q_pos, p.k_pos)]
+            q, k = p.q[row : row + 1].numpy(), p.k[row : row + 1].numpy()
+            if bias is not None:
+                at = partial(bias, table)
+                rows.append(frontier_oracles.logits(q, k, *pos, p.scale, b=lambda h, r, at=at: at(h, MAPPED[map_](r))))
+            elif map_ in POSITIONS:
+                rows.append(frontier_oracles.rope(q, k, *map(POSITIONS[map_], pos), p.scale))
+            else:
+                rows.append(frontier_oracles.self_extend_rope(q, k, *pos, p.scale, window=5, size=2))
+        expected = frontier_oracles.attention(np.concatenate(rows), p.v.numpy(), p.visible.numpy())[0]
+        torch.testing.assert_close(
+            reference.attention(p, Arithmetic())[0], torch.from_numpy(expected), rtol=1e-10, atol=1e-12
+        )
+
+
+def test_the_gates_of_hidden_keys_do_not_count_and_repeated_positions_go_by_index():
+    _, p = in_order("fox")
+    hidden = torch.tensor([[False, True, False, False, False, False]])
+    p = replace(p, hidden=hidden, q_pos=torch.tensor([[0, 1, 2]]), k_pos=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    (part,) = p.parts
+    added = reference.ADDED["fox"](p, Arithmetic(), part, p.k)
+    gates = frontier_oracles.fox_log_gates(p.x_k.numpy(), part.params["gate"].numpy(), part.params["bias"].numpy())
+    gates[:, :, 1] = 0.0
+    sums = gates.cumsum(-1)
+    expected = torch.from_numpy(sums[:, :, 3:, None] - sums[:, :, None, :])
+    torch.testing.assert_close(added, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", WITHOUT_SPEEDS)

@@ -287,6 +287,22 @@ def test_learned_curves(tmp_path):
     assert cosine.series[0].y[-1] == 1.0
 
 
+def test_curves_over_seeds(tmp_path):
+    comparison = whole(tmp_path, seeds=2, schemes=("nope", "tisa", "alibi"))
+    for scheme in comparison.schemes:
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            save(tmp_path / "runs" / f"{scheme}.s{seed}", scheme)
+    made = comparison_page(tmp_path)
+    section = next(each for each in made.sections if each.title == "What each scheme learned")
+    titles_of = [each.title for each in section.figures]
+    assert titles_of[:2] == ["tisa: added to the logit", "tisa: added to the logit, over seeds"]
+    assert not any("alibi" in title and "over seeds" in title for title in titles_of)  # it has nothing to learn
+    (series,) = section.figures[1].panels[0].series
+    assert series.x == list(range(-64, 1))
+    assert all(low <= y <= high for low, y, high in zip(series.low, series.y, series.high, strict=True))
+
+
 def test_a_model_that_cannot_be_opened_is_a_notice(tmp_path):
     whole(tmp_path, seeds=1)
     made = comparison_page(tmp_path)

@@ -3,6 +3,7 @@
 import pytest
 
 import locant
+from locant.analysis import inspection
 from locant.report.inspection import inspection_page
 from locant.report.page import write_page
 from locant.report.side_by_side import side_by_side
@@ -35,3 +36,36 @@ def test_side_by_side():
     left, right = (inspection_page(inspected(hf_models.make(kind), kind)) for kind in ("bert", "gpt2"))
     both = side_by_side(left, right)
     assert len(both.sections) >= len(left.sections)
+
+
+def test_bands_of_the_learned_curves():
+    model = locant.swap(hf_models.make("bert", num_hidden_layers=1), "tisa:kernels=1")
+    tokens = inspection.Tokens(None, "", 60)
+    *_, (_, found) = inspection.inspect(model, tokens, "tiny", more=inspection.CERTAINTY)
+    assert list(found.seconds)[-1] in inspection.CERTAINTY
+    assert found.notices == []
+    made = inspection_page(found)
+    section = next(each for each in made.sections if each.title == "How sure the curves are")
+    assert [each.title for each in section.figures] == [
+        "Curves with intervals",
+        "Certainty of each head",
+        "Are the kernels there?",
+    ]
+    assert "one key drawn for each query" in section.intro
+    assert "right up to one factor" in section.intro
+    curves, heads, bumps = section.figures
+    assert [panel.title for panel in curves.panels] == [f"layer 1, head {head}" for head in (1, 2, 3, 4)]
+    (series,) = curves.panels[1].series
+    assert all(low < y < high for low, y, high in zip(series.low, series.y, series.high, strict=True))
+    assert series.y == pytest.approx(found.certainty.bands[1].value, rel=1e-3)
+    assert len(heads.rows) == len(bumps.rows) == 4
+    assert any(sentence.startswith("Of its 4 learned curves") for sentence in made.verdict)
+    *_, (_, plain) = inspection.inspect(model, tokens, "tiny")
+    assert "How sure the curves are" not in [each.title for each in inspection_page(plain).sections]
+
+
+def test_a_model_without_learned_curves_has_a_notice():
+    tokens = inspection.Tokens(None, "", 60)
+    *_, (_, found) = inspection.inspect(hf_models.make("bert"), tokens, "tiny", more=inspection.CERTAINTY)
+    assert found.certainty is None
+    assert any("no parameters in attention" in notice for notice in found.notices)

@@ -328,7 +328,7 @@ def test_tables_of_a_mapped_scheme_are_cached(monkeypatch):
     monkeypatch.setattr(Tisa, "terms", lambda self, r: calls.append(len(r)) or original(self, r))
     scheme = cases.build("tisa@grouped:size=3").float()
     q, k, v = cases.tensors(lq=60, lk=60, dtype=torch.float32)
-    assert tables._state(scheme) is not None
+    assert tables._parts(scheme) is not None
     with torch.no_grad():
         calls.clear()
         before = locant.attend(q, k, v, scheme, causal=True)

@@ -38,7 +38,7 @@ from locant.adaptation.part import Part, part_of
 from locant.adaptation.result import Adapted
 from locant.adaptation.sample import Sampler, Text
 from locant.adaptation.schedule import FEW, Pace
-from locant.adaptation.scores import Score
+from locant.adaptation.scores import LongEmbed, Score
 from locant.adaptation.silencing import silenced
 from locant.adaptation.windows import Windows
 from locant.hf import trackers
@@ -204,8 +204,9 @@ class _Stages:
         lengths = rows_by_length(self.model, self.teacher, evaluator.batches, evaluator.outputs)
         self.part.join()
         kind = self.teacher.kind.name if self.part.notice is None else f"{self.teacher.kind.name}, encoder alone"
+        readings = [each for score in scores.values() if isinstance(score, LongEmbed) for each in score.readings]
         done = Adapted(self.part.whole, self.spec, kind, rows, found.of_part(self.part), evaluator.curves, evaluations,
-                       notices, lengths)  # fmt: skip
+                       notices, lengths, readings)  # fmt: skip
         if self.folder.kept:
             self.folder.save(done, self.tokenizer, self.source)
         self.on_result(done)

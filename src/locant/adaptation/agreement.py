@@ -31,10 +31,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from locant.adaptation.batch import Batch
-from locant.adaptation.pooling import Pooling, pooling_of
 from locant.adaptation.windows import Tensors
 from locant.analysis.text import special_tokens
 from locant.hf.modes import evaluating
+from locant.hf.pooling import Pooling, pooling_of
 from locant.hf.sentence_folder import SentenceFolder
 
 MASKED_SHARE = 0.15

@@ -49,7 +49,7 @@ def check_scores(model: PreTrainedModel, scores: Mapping[str, Any], source: Sent
     if losses:
         raise ValueError(
             f"{name} is adapted in its encoder alone, which predicts no tokens, so it cannot be scored by "
-            f"{', '.join(losses)}; use stsb or sentences, or no score: agreement is measured anyway"
+            f"{', '.join(losses)}; use stsb, sentences or longembed, or no score: agreement is measured anyway"
         )
     if source is not None:
         raise ValueError(

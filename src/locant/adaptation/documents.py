@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from locant.adaptation.pooling import Pooling
 from locant.adaptation.sample import SENTENCE
 from locant.analysis.text import special_tokens
+from locant.hf.pooling import Pooling
 
 TITLE = re.compile(r"^ = [^=].*[^=] = $", re.MULTILINE)
 """The title of an article in WikiText."""

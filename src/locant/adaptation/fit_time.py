@@ -32,10 +32,10 @@ class FitClock:
         self.end, self.layers = math.inf if seconds is None else time.perf_counter() + seconds, layers
         self.cut_short: list[int] = []  # layers whose search the limit ended
 
-    def next_layer(self) -> float:
-        """Returns the time limit of the next layer, in seconds."""
-        left, self.layers = self.layers, self.layers - 1
-        return max(0.0, self.end - time.perf_counter()) / max(left, 1)
+    def next_layers(self, number: int) -> float:
+        """Returns the time limit of the next layers together, in seconds."""
+        left, self.layers = self.layers, self.layers - number
+        return max(0.0, self.end - time.perf_counter()) * number / max(left, number)
 
 
 def affordable(

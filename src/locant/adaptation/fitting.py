@@ -10,11 +10,15 @@ scheme to
 over the queries of a few hundred sequences. ℓ_i(θ) are the logits of the changed model with the scheme. The problem is
 convex in a bias. If a scheme supports it, the fit starts from a curve (initial_values.py). With `queries`, θ includes
 an affine map of the queries of each head (queries.py), in layers whose scheme changes.
+
+If layers share a scheme ("t5:shared=layers"), there is one θ, and the sum runs over all of these layers. Their inputs
+depend on θ, so the model is run with the last θ, θ is fitted to all layers at once, and both are repeated.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,6 +55,8 @@ ITERATIONS = 20
 """Iterations of L-BFGS for a scheme alone."""
 ITERATIONS_WITH_QUERIES = 40
 """Iterations of L-BFGS for a scheme with an affine map of the queries."""
+SHARED_PASSES = 3
+"""How often a scheme that layers share is fitted, each time on what the layers get with the values found before."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,7 @@ class _Layer:
     scheme: Scheme
     own: Scheme
     unchanged: bool  # the new scheme is the model's own, as in the first layers of rope/rope/rope/nope
+    shared: bool  # other layers have the same scheme object, and it has parameters
 
 
 @dataclass
@@ -219,9 +226,18 @@ def _fit(
     changed = [layer for layer in layers if not layer.unchanged]
     if seconds is not None and changed:
         goals = fewer(_affordable(seconds, cache, changed, goals, queries=changes is not None), cache, goals)
-    clock = FitClock(seconds, len(changed))
+    shared = [layer for layer in changed if layer.shared]
+    if shared:
+        goals = fewer(_that_fit(cache, shared), cache, goals)
+    clock = FitClock(seconds, len(changed) + (0 if changes is None else len(shared)))
+    done: set[int] = set()  # shared schemes that are fitted
     for layer in layers:
         on_stage(f"fitting layer {layer.number} of {len(layers)}")
+        if layer.shared and id(layer.scheme) not in done:
+            group = [each for each in layers if each.scheme is layer.scheme]
+            on_stage(f"fitting layers {', '.join(str(each.number) for each in group)} together")
+            _fit_shared(cache, group, goals, clock)
+            done.add(id(layer.scheme))
         found.heads += _fit_layer(cache, layer, goals[layer.name], changes, clock)
         cache.cache_next_layer()
     found.notices += _notices(spec, layers, changes, clock.cut_short)
@@ -233,28 +249,57 @@ def _affordable(
 ) -> float:
     """The share of the sequences on which all layers can be fitted in time, by the first of them."""
     first, iterations = layers[0], ITERATIONS_WITH_QUERIES if queries else ITERATIONS
+    iterations *= SHARED_PASSES if first.shared else 1
     return affordable(
         seconds / len(layers), cache, first.name, first.scheme, goals[first.name], queries=queries,
         iterations=iterations,
     )  # fmt: skip
 
 
+def _that_fit(cache: LayerCache, shared: list[_Layer]) -> float:
+    """The share of the sequences whose queries, keys and values fit into memory for all layers of a shared scheme."""
+    config: Any = cache.model.config.get_text_config()
+    numbers: int = 3 * config.hidden_size * sum(rows.numel() for rows in cache.batches)
+    return MEMORY / (4 * numbers * len(shared))
+
+
 def _layers(plan: Plan, before: Native) -> list[_Layer]:
     found: list[_Layer] = []
+    uses = Counter(id(scheme) for stack in plan.stacks for scheme in stack.schemes)
     for stack, had in zip(plan.stacks, before.stacks, strict=True):
         own = had.layers or [Nope()] * len(stack.schemes)
         for attention, scheme, mine in zip(stack.attentions, stack.schemes, own, strict=True):
             fixed = had.embed is None and not any(True for each in (scheme, mine) for _ in each.parameters())
             same = fixed and bool(had.layers) and str(scheme) == str(mine)
-            found.append(_Layer(len(found) + 1, attention.name, scheme, mine, same))
+            shared = uses[id(scheme)] > 1 and any(True for _ in scheme.parameters())
+            found.append(_Layer(len(found) + 1, attention.name, scheme, mine, same, shared))
     return found
+
+
+def _fit_shared(cache: LayerCache, group: list[_Layer], goals: dict[str, list[Tensor]], clock: FitClock) -> None:
+    """Fits the scheme that layers share to all of them at once."""
+    allowed = clock.next_layers(len(group)) / SHARED_PASSES
+    base, count = cache.model.base_model, len(cache.batches)
+    attentions = {base.get_submodule(layer.name): goals[layer.name] for layer in group}
+    finished = True
+    for _ in range(SHARED_PASSES):
+        requests: list[Request] = []
+        goal: list[Tensor] = []
+        for at in range(count):
+            for attention, found in cache.requests_of(at, list(attentions)).items():
+                requests += found
+                goal += attentions[attention][at * len(found) : (at + 1) * len(found)]
+        finished = _minimize(group[0].scheme, requests, goal, group[0].own, seconds=allowed)[1] and finished
+    if not finished:
+        clock.cut_short += [layer.number for layer in group]
 
 
 def _fit_layer(
     cache: LayerCache, layer: _Layer, goal: list[Tensor], changes: _QueryChanges | None, clock: FitClock
 ) -> list[HeadFit]:
-    """Fits the scheme of a layer, and its queries if `changes` is given."""
-    allowed = math.inf if layer.unchanged else clock.next_layer()
+    """Fits the scheme of a layer, and its queries if `changes` is given. A shared scheme is fitted already."""
+    fixed = layer.unchanged or (layer.shared and changes is None)
+    allowed = math.inf if fixed else clock.next_layers(1)
     attention = cache.model.base_model.get_submodule(layer.name)
     changes = None if layer.unchanged else changes
     query_layer = None if changes is None else find_query_layer(cache, attention)
@@ -267,10 +312,11 @@ def _fit_layer(
         requests = [request for at in range(count) for request in cache.requests(at, attention, calls)]
         if number_of_pass == 0:  # before the queries change
             silenced = cross_entropy(None, requests, goal)
-        fitted, finished = _minimize(layer.scheme, requests, goal, layer.own, query_map, seconds=allowed)
+        own = None if layer.shared else layer.own
+        fitted, finished = _minimize(layer.scheme, requests, goal, own, query_map, seconds=allowed)
         if query_layer is not None and query_map is not None and not query_layer.merge(query_map):
             query_layer = query_map = None
-            fitted, finished = _minimize(layer.scheme, requests, goal, layer.own, seconds=allowed)
+            fitted, finished = _minimize(layer.scheme, requests, goal, own, seconds=allowed)
     if not finished:
         clock.cut_short.append(layer.number)
     if changes is not None and query_layer is None:
@@ -299,18 +345,20 @@ def _minimize(
     scheme: Scheme,
     requests: list[Request],
     goal: list[Tensor],
-    own: Scheme,
+    own: Scheme | None,
     query_map: QueryMap | None = None,
     *,
     seconds: float,
 ) -> tuple[Tensor, bool]:
     """Minimizes the cross-entropy over the parameters of a scheme and of a query map.
 
+    own   the model's own scheme, from which the fit may start; None to leave the parameters of the scheme alone.
+
     Returns the cross-entropy [H], and whether the search ended before its time did.
     """
-    parameters = [parameter for parameter in scheme.parameters() if parameter.requires_grad]
+    parameters = [] if own is None else [each for each in scheme.parameters() if each.requires_grad]
     scales: Scales = {}
-    if parameters:
+    if parameters and own is not None:
         set_initial_values(scheme, requests, goal, own)
         scales.update(parameter_scales(scheme))
     if query_map is not None:

@@ -76,16 +76,20 @@ class LayerCache:
 
     def requests(self, number: int, attention: nn.Module, calls: int = 1) -> list[Request]:
         """Returns the first requests of an attention in a batch, and runs the model no further than needed."""
-        found: list[Request] = []
+        return self.requests_of(number, [attention], calls)[attention]
+
+    def requests_of(self, number: int, attentions: list[nn.Module], calls: int = 1) -> dict[nn.Module, list[Request]]:
+        """Returns the first requests of several attentions in a batch, from one run."""
+        found: dict[nn.Module, list[Request]] = {attention: [] for attention in attentions}
 
         def on_request(module: nn.Module, request: Request) -> None:
-            if module is attention:
-                found.append(request)
-                if len(found) == calls:
+            if module in found:
+                found[module].append(request)
+                if all(len(each) >= calls for each in found.values()):
                     raise StopForward
 
         self.run(number, on_request)
-        return found
+        return {attention: requests[:calls] for attention, requests in found.items()}
 
     def cache_next_layer(self) -> None:
         """Marks the next layer as fitted and caches its outputs; the last layer is never needed."""

@@ -69,7 +69,9 @@ class OutputFolder:
             source.copy_to(self.path, done.model)
         table = [vars(row) for row in done.rows]
         heads = [{**vars(head), "explained": head.explained} for head in done.fit.heads]
-        files.write_json(self.path / FILE, {**self.settings, "table": table, "heads": heads})
+        readings = [{name: value for name, value in vars(each).items() if name != "each"} for each in done.readings]
+        kept = {"readings": readings} if readings else {}
+        files.write_json(self.path / FILE, {**self.settings, "table": table, "heads": heads, **kept})
         files.write(self.path / "README.md", card(done, self.settings, [] if source is None else source.kinds))
 
     def finish(self) -> None:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from locant.adaptation.by_length import LengthRow
 from locant.adaptation.distillation import AgreementAtStep
 from locant.adaptation.fitting import Fit
+from locant.adaptation.retrieval import Reading
 from locant.adaptation.schedule import FEW
 from locant.analysis.distance import Layer
 
@@ -36,6 +37,7 @@ class Adapted:
     evaluations: list[AgreementAtStep] = field(default_factory=list)  # of agreement, during training
     notices: list[str] = field(default_factory=list)  # about the training
     lengths: list[LengthRow] = field(default_factory=list)  # the adapted model at each length
+    readings: list[Reading] = field(default_factory=list)  # the original, reading long documents in several ways
 
     @property
     def steps(self) -> int:
@@ -48,7 +50,7 @@ class Adapted:
         return self.steps >= FEW
 
     def __str__(self) -> str:
-        """The tables in Markdown: one row per state, and one per length."""
+        """The tables in Markdown: one row per state, one per length, and one per way to read long documents."""
         scores = list(self.rows[0].scores)
         head = ["", f"agreement ({self.measure})", *scores, "position parameters"]
         lines = [
@@ -60,12 +62,23 @@ class Adapted:
             for row in self.lengths
         ]
         tables = [_markdown(head, lines), *([_markdown(self.length_head, at)] if at else [])]
+        if self.readings:
+            tables.append(_markdown(READING_HEAD, [reading_cells(each) for each in self.readings]))
         return "\n\n".join(tables)
 
     @property
     def length_head(self) -> list[str]:
         """The columns of the table by length."""
         return ["tokens", self.rows[-1].state, "original, truncated", "original, chunked"]
+
+
+READING_HEAD = ["original, reading", "nDCG@10", "95 % interval", "accuracy@1"]
+"""The columns of the table of ways to read long documents."""
+
+
+def reading_cells(reading: Reading) -> list[str]:
+    """Returns a row of that table."""
+    return [reading.way, f"{reading.ndcg:.4f}", f"{reading.low:.4f} … {reading.high:.4f}", f"{reading.accuracy:.4f}"]
 
 
 def _markdown(head: list[str], lines: list[list[str]]) -> str:

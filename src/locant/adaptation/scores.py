@@ -1,8 +1,10 @@
-"""Tasks that measure a model before and after an adaptation: `stsb:FOLDER`, `sentences:FILE`, `clm`, `mlm`.
+"""Tasks that measure a model before and after an adaptation: `stsb:FOLDER`, `longembed:FILE`, `clm`, ….
 
 stsb        Spearman correlation of the cosine of pooled vectors with the human scores in dev.tsv of STS-B
 sentences   accuracy of finding the document of a sentence (documents.py). A model that can read whole documents does;
             others read pieces, whose vectors are averaged
+longembed   nDCG@10 of finding the document of a query (retrieval.py). A model reads up to 4,096 tokens of a document at
+            once, or as many as it can; ways in which the original can read a long document are measured beside it
 clm         next-token loss on the held-out lines of the text, or on a file: clm:FILE
 mlm         the same for masked tokens
 """
@@ -21,21 +23,26 @@ from transformers import PreTrainedModel
 from locant.adaptation.agreement import TokenAgreement, agreement_for, predicts_tokens
 from locant.adaptation.batch import padded, to_device
 from locant.adaptation.documents import Sentences, articles
-from locant.adaptation.pooling import Pooling
+from locant.adaptation.retrieval import Averaged, BestPiece, Reader, Reading, Whole, evaluate, read_collection
 from locant.adaptation.sample import Sampler, is_causal, longest, pieces
+from locant.hf.pooling import Pooling
 from locant.runs.glue_files import read_dev
 from locant.runs.text_source import read
 
 Score = Callable[[PreTrainedModel, Any], float]
 """A task: from a model and its tokenizer to a number."""
 
-NAMES = ("stsb", "sentences", "clm", "mlm")
+NAMES = ("stsb", "sentences", "longembed", "clm", "mlm")
+VECTORS = ("stsb", "sentences", "longembed")
+"""Tasks that compare vectors of texts; each needs data."""
 LOSS_ROWS = 64
 """Sequences on which the loss of a language model is measured."""
 BATCH = 64
 """Sentences of STS-B per batch."""
 STSB_LENGTH = 256
 """Tokens after which a sentence of STS-B is truncated."""
+PIECES = (128, 256, 512)
+"""Tokens of the pieces in which the original reads documents for `longembed`, as far as it can."""
 DOCUMENT_LENGTH = 2048
 """Most tokens that are read of a document."""
 
@@ -44,17 +51,19 @@ def score(wanted: str, held_out: list[str], length: int, pooling: Callable[[], P
     """Returns the task of a string such as `stsb:FOLDER`.
 
     held_out, length   lines, and tokens per sequence, for the loss of a language model.
-    pooling            returns how `stsb` and `sentences` make vectors; called for these alone. By default the mean.
+    pooling            returns how the tasks of VECTORS make vectors; called for these alone. By default the mean.
     """
     name, _, where = wanted.partition(":")
     if name not in NAMES:
         raise ValueError(f"a score must be one of {', '.join(NAMES)}, got {wanted!r}")
-    if name in ("stsb", "sentences") and not where:
+    if name in VECTORS and not where:
         raise ValueError(f"the score {name} needs data; write {name}:PATH")
     if name == "stsb":
         return Stsb(where, pooling())
     if name == "sentences":
         return Documents(Path(where), pooling())
+    if name == "longembed":
+        return LongEmbed(Path(where), pooling())
     if where and not Path(where).is_file():
         raise FileNotFoundError(f"there is no file {where}")
     return Loss(pieces(read(Path(where))) if where else held_out, length, masked=name == "mlm")
@@ -106,6 +115,27 @@ class Documents:
             self.task = Sentences(tokenizer, self.documents, length=DOCUMENT_LENGTH, limit=longest(model, 512),
                                   pooling=self.pooling)  # fmt: skip
         return self.task.accuracy(model, "whole" if longest(model, DOCUMENT_LENGTH) == DOCUMENT_LENGTH else "chunked")
+
+
+class LongEmbed:
+    """nDCG@10 of finding long documents.
+
+    `readings` has the original, reading in the ways that it can: its first tokens, and pieces. They are measured with
+    the first model, which is the original.
+    """
+
+    def __init__(self, path: Path, pooling: Pooling) -> None:
+        self.pooling, self.collection = pooling, read_collection(path)
+        self.readings: list[Reading] = []
+
+    def __call__(self, model: PreTrainedModel, tokenizer: Any) -> float:
+        reader = Reader(model, tokenizer, self.pooling)
+        if self.readings:
+            return evaluate(reader, self.collection, Whole()).ndcg
+        sizes = [size for size in PIECES if size <= reader.limit]
+        ways = [Whole(reader.limit), *(Averaged(size) for size in sizes), *(BestPiece(size) for size in sizes)]
+        self.readings = [evaluate(reader, self.collection, way) for way in ways]
+        return self.readings[0].ndcg
 
 
 class Loss:

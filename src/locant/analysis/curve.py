@@ -5,6 +5,8 @@ gain               the factor on q·k; for a vector gain, its mean over the head
 query, key, value  the norm of the vector
 query_side, …      the norm of the vector that meets what a scheme computes of each query (or key_side: key)
 level              the factor on the numbers that a scheme computes of the query and of the key
+levels             what these numbers add to the logit when all tokens are the same: q = k = (1, …, 1), hidden states 0
+temperature        the factor on the whole logit of a query, by its position and not by the offset
 rotate             (R_p x)·(R_{p+r} x) / x·x for x = (1, …, 1), p in the middle: the factor on q·k when q = k
 embed              cosine between the embeddings of positions p and p + r, p in the middle
 pair               added to the logit when all tokens are the same (q = k = (1, …, 1)), query at p
@@ -22,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from locant.schemes import Scheme
-from locant.terms import VECTORS
+from locant.terms import VECTORS, Tokens
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,14 @@ class Curve:
     what: str
     r: list[int]
     values: list[list[float]]
+    axis: str = "offset"
+    """What `r` holds: offsets, or for a temperature the positions of queries."""
 
     def rows(self) -> list[dict[str, str | int | float]]:
-        """Returns the long form, for a csv file."""
+        """Returns the long form, for a csv file. A field that is not over offsets says so in its name."""
+        field = self.field if self.axis == "offset" else f"{self.field} by {self.axis}"
         return [
-            {"scheme": self.spec, "field": self.field, "head": head, "r": r, "value": value}
+            {"scheme": self.spec, "field": field, "head": head, "r": r, "value": value}
             for head, line in enumerate(self.values, start=1)
             for r, value in zip(self.r, line, strict=True)
         ]
@@ -76,16 +81,32 @@ WHAT = {
     "query_side": "norm of the vector multiplied by what is read of the query",
     "key_side": "norm of the vector multiplied by what is read of the key",
     "level": "factor on the levels of query and key",
+    "levels": "added to the logit, all tokens the same",
+    "temperature": "factor on the whole logit",
     "rotate": "factor on q·k where q = k",
     "embed": "cosine of two embeddings",
     "pair": "added to the logit, all tokens the same",
 }
 """The quantity on the vertical axis, by the field of a curve."""
+POSITIONS = [2**step - 1 for step in range(18)]
+"""Positions of queries at which temperatures are shown."""
 
 
 @torch.no_grad()
 def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
     """Returns the curves of a scheme for r from −reach to reach; an empty list for a scheme that does nothing."""
+    r, found = quantities(scheme, reach)
+    lines = [
+        Curve(str(scheme), name, WHAT[name], r.tolist(), values.double().tolist()) for name, values in found.items()
+    ]
+    return [*lines, *_of_sides(scheme, r)]
+
+
+def quantities(scheme: Scheme, reach: int = 64) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns the offsets r [R], and each quantity of the list above over them, [H or 1, R], by the name of its field.
+
+    Gradients by the parameters of the scheme pass through.
+    """
     if reach < 1:
         raise ValueError(f"reach must be 1 or more; got {reach}")
     if scheme.max_length is not None:
@@ -109,7 +130,11 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
             found[name] = vectors.norm(dim=-1)
 
     here, there = torch.tensor([[reach]]), reach + r[None]
-    ones = torch.ones(1, getattr(scheme, "n_heads", 1), 2 * reach + 1, getattr(scheme, "head_dim", 64))
+    double = any(parameter.dtype == torch.float64 for parameter in scheme.parameters())
+    ones = torch.ones(
+        1, getattr(scheme, "n_heads", 1), 2 * reach + 1, getattr(scheme, "head_dim", 64),
+        dtype=torch.float64 if double else torch.float32,
+    )  # fmt: skip
     q = ones[:, :, :1]
     if scheme.rotates:
         products = _rotated(scheme, q, ones, here, there)[0, :, 0] / ones.shape[-1]
@@ -120,9 +145,38 @@ def curves(scheme: Scheme, reach: int = 64) -> list[Curve]:
     embedded = scheme.embed(there[0])
     if embedded is not None:
         found["embed"] = F.cosine_similarity(embedded[reach : reach + 1], embedded)[None]
-    return [
-        Curve(str(scheme), name, WHAT[name], r.tolist(), values.double().tolist()) for name, values in found.items()
-    ]
+    return r, found
+
+
+def _of_sides(scheme: Scheme, r: Tensor) -> list[Curve]:
+    """The curves of what a scheme computes for each token: levels, and temperatures by position."""
+    if not scheme.has_sides:
+        return []
+    terms = scheme.terms(r)
+    found, keys, middle = [], r + len(r) // 2, torch.tensor([len(r) // 2])
+    sides = scheme.sides(_same_tokens(scheme, middle, keys))
+    levels = [x for x in (sides.query_level, sides.key_level) if x is not None]
+    if levels:
+        # the query has one number, every key its own
+        of_pairs = torch.stack([x[0].expand(-1, len(r)) for x in levels]).sum(0)
+        added = of_pairs if terms.level is None else terms.level * of_pairs
+        shown = r <= 0 if scheme.causal_only else r == r  # for later keys the formula is not meant
+        found.append(Curve(str(scheme), "levels", WHAT["levels"], r[shown].tolist(), added[:, shown].double().tolist()))
+    pos = torch.tensor(POSITIONS)
+    heat = scheme.sides(_same_tokens(scheme, pos, pos)).temperature
+    if heat is not None:
+        values = heat[0].double().tolist()
+        found.append(Curve(str(scheme), "temperature", WHAT["temperature"], POSITIONS, values, "position"))
+    return found
+
+
+def _same_tokens(scheme: Scheme, q_pos: Tensor, k_pos: Tensor) -> Tokens:
+    """Tokens with queries and keys (1, …, 1) and hidden states 0."""
+    heads, size = getattr(scheme, "n_heads", 1), getattr(scheme, "head_dim", 64)
+    q, k = (torch.ones(1, heads, len(pos), size) for pos in (q_pos, k_pos))
+    states = [torch.zeros(1, len(pos), getattr(scheme, "d_model", 1)) for pos in (q_pos, k_pos)]
+    read_q, read_k = (scheme.read(x) if scheme.reads else None for x in states)
+    return Tokens(q, k, (q_pos[None], k_pos[None]), read_q, read_k, scheme.scale(size))
 
 
 def _rotated(scheme: Scheme, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from locant.analysis import behaviour, curve, distance, invariance, probe, text, variance
+from locant.analysis import attribution, behaviour, curve, distance, invariance, probe, text, variance
+from locant.analysis.certainty import Certainty, certainty
+from locant.analysis.places import place_of
 from locant.hf.encoder import encoder_of
 from locant.hf.facts import has_decoder, is_causal, limits
 from locant.hf.plan import plan_of
@@ -30,6 +33,8 @@ PROBE_STEPS, PROBE_TESTS = 100, 4
 """Batches that probes are trained on, and tested on."""
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 """Input lengths of the stage "behaviour", up to the number of positions of the model."""
+CERTAINTY_LENGTH, CERTAINTY_SEQUENCES = 64, 48
+"""Tokens of a sequence, and sequences, that the certainty of curves is measured on."""
 BANK = 1024
 """Offsets on either side for which the curves that tokens mix are kept."""
 GRAM = 128
@@ -64,6 +69,8 @@ class Inspection:
     shuffle: behaviour.Shuffle | None = None
     lengths: list[behaviour.Length] = field(default_factory=list)
     shares: list[behaviour.Share] = field(default_factory=list)
+    certainty: Certainty | None = None  # intervals of the curves
+    explained: attribution.Attribution | attribution.Similarity | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     def note(self, what: str | Exception, of: str = "") -> None:
@@ -99,17 +106,40 @@ class Tokens:
         return text.sequences(self.tokenizer, self.text, count=count, length=length)
 
 
+@dataclass(frozen=True)
+class Explain:
+    """What to explain: the output for one text, or the similarity of two."""
+
+    texts: tuple[str, ...]
+    pooling: attribution.Pool | None = None
+
+    def run(self, model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
+        """The stage of an inspection."""
+        if len(self.texts) == 2:
+            first, second = self.texts
+            found.explained = attribution.similarity(
+                model, first, second, tokenizer=tokens.tokenizer, pooling=self.pooling
+            )
+            return
+        if model is model.base_model:
+            raise ValueError(
+                f"{type(model).__name__} has no logits to explain. Give two texts to explain their similarity"
+            )
+        found.explained = attribution.attribute(model, self.texts[0], tokenizer=tokens.tokenizer)
+
+
 Stage = Callable[[PreTrainedModel, Tokens, Inspection], None]
 """Measures one thing and writes it into the inspection."""
+NO_STAGES: Mapping[str, Stage] = MappingProxyType({})
 
 
 def inspect(
-    model: PreTrainedModel, tokens: Tokens, name: str, *, of: int | None = None
+    model: PreTrainedModel, tokens: Tokens, name: str, *, of: int | None = None, more: Mapping[str, Stage] = NO_STAGES
 ) -> Iterator[tuple[str, Inspection]]:
     """Runs the stages one by one. Before each it yields the name of the stage and the results so far.
 
     If the model is only the first layers of a larger one, `of` is the number of layers of that one. Stages that need
-    all layers are then left out.
+    all layers are then left out. `more` are stages that come last, by name: `CERTAINTY`, `Explain`.
     """
     found = Inspection(name, _facts(model, tokens))
     try:
@@ -132,7 +162,7 @@ def inspect(
             f"There is not enough memory for this model. The page covers {found.facts['layers']} layers; stages that "
             f"need all of them are left out ({left_out})."
         )
-    for stage, run in STAGES.items():
+    for stage, run in {**STAGES, **more}.items():
         if of is not None and stage not in OF_THE_FIRST_LAYERS:
             continue
         yield stage, found
@@ -179,7 +209,7 @@ def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
         for number, scheme in enumerate(stack.layers or [], 1):
             same.setdefault(id(scheme) if list(scheme.parameters()) else str(scheme), []).append(number)
         for numbers in same.values():
-            scheme, where = stack.layers[numbers[0] - 1], _where(name, numbers)
+            scheme, where = stack.layers[numbers[0] - 1], place_of(name, numbers)
             found.curves += [(where, line) for line in curve.curves(scheme, 50)]
             found.kernels += [(where, each) for each in curve.kernels(scheme, 50)]
             found.banks += [(where, each) for each in curve.banks(scheme, BANK)]
@@ -187,13 +217,6 @@ def _curves(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
                 vectors = scheme.terms(torch.arange(-50, 51)).query
             if vectors is not None:
                 found.vectors.append((where, vectors[0].float()))
-
-
-def _where(stack: str, layers: list[int]) -> str:
-    """ "layer 2", "decoder, layers 1–6", "layers 1, 3, 5" """
-    run = layers == list(range(layers[0], layers[-1] + 1))
-    spelt = f"{layers[0]}–{layers[-1]}" if run and len(layers) > 1 else ", ".join(map(str, layers))
-    return f"{stack}{', ' if stack else ''}layer{'s' if len(layers) > 1 else ''} {spelt}"
 
 
 def _distance(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
@@ -242,6 +265,11 @@ def _probe(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
             found.note(f"this model does not accept a mask of all pairs of tokens ({problem})", "bidirectional twin")
 
 
+def _certainty(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
+    ids = tokens.take(CERTAINTY_SEQUENCES, _limit(model, CERTAINTY_LENGTH))
+    found.certainty = certainty(model, ids, tokenizer=tokens.tokenizer)
+
+
 def _behaviour(model: PreTrainedModel, tokens: Tokens, found: Inspection) -> None:
     length = _limit(model, LENGTH)
     ids = tokens.take(8, length)
@@ -277,6 +305,8 @@ STAGES: dict[str, Stage] = {
     "probes": _probe,
 }
 
+CERTAINTY: dict[str, Stage] = {"certainty of the curves": _certainty}
+"""A further stage: intervals of the learned curves."""
 
 OF_THE_WHOLE = ("translation invariance", "curves of the scheme")
 """Stages that read parameters, of a decoder too; the others run a text through the encoder."""

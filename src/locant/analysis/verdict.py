@@ -11,7 +11,9 @@ import math
 
 from torch import Tensor
 
+from locant.analysis.attribution import Similarity
 from locant.analysis.behaviour import Shift, Shuffle
+from locant.analysis.certainty import Certainty
 from locant.analysis.distance import Head
 from locant.analysis.inspection import Inspection
 from locant.analysis.invariance import InvarianceRow, Structure
@@ -21,6 +23,8 @@ QUOTED = (1, 16)
 """Shifts that are quoted where they were measured: the same for every model, so that two can be compared."""
 SHOWN = 10
 """Heads that are named as the most positional."""
+CERTAIN = 0.5
+"""Signal from which on a learned curve counts as certain."""
 NOTHING = 1e-4
 """Relative change of the hidden states that counts as none."""
 ROUNDING = 1e-3
@@ -30,14 +34,23 @@ ROUNDING = 1e-3
 def verdict(found: Inspection) -> list[str]:
     """Returns the findings on one model, a sentence each; parts that could not be measured have none."""
     return [
+        *_on_explanation(found),
         *([f"Its positions: {found.facts['positions']}."] if "positions" in found.facts else []),
         *_on_table(found),
         *_on_attention(found.invariances),
         *_on_heads([head for layer in found.layers for head in layer.heads]),
+        *_on_certainty(found.certainty),
         *_on_probes(found.probes),
         *([] if found.shuffle is None else [_on_word_order(found.shuffle)]),
         *_on_shifts([row for row in found.shifts if math.isfinite(row.relative)], found.invariances),
     ]
+
+
+def _on_explanation(found: Inspection) -> list[str]:
+    if found.explained is None:
+        return []
+    one = found.explained.first if isinstance(found.explained, Similarity) else found.explained
+    return one.sentences()
 
 
 def _on_table(found: Inspection) -> list[str]:
@@ -99,6 +112,17 @@ def _on_heads(heads: list[Head]) -> list[str]:
         f"Of {len(heads)} heads: {counts}{twice}. In {positional or 'none'} of them position decides most of the "
         "logit.",
         f"The most positional heads (layer.head): {most}.",
+    ]
+
+
+def _on_certainty(found: Certainty | None) -> list[str]:
+    if found is None or not found.bands:
+        return []
+    certain = sum(band.signal >= CERTAIN for band in found.bands)
+    nothing = sum(band.signal == 0 for band in found.bands)
+    return [
+        f"Of its {len(found.bands)} learned curves {certain} are certain (noise is less than half of the curve), and "
+        f"{nothing} cannot be told from noise, by {found.tokens:,} tokens of text."
     ]
 
 

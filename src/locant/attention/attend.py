@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -74,25 +73,34 @@ def attend(
     Tables and softmax are computed in float32 or wider. A query that may attend to no key gets zeros. Keys and values
     must be finite where they are masked too: 0 · NaN is NaN, here as in PyTorch.
     """
-    # Autocast would lower the tables and the reference to half precision.
-    kind = q.device.type if isinstance(q, Tensor) else "cpu"
-    full_precision = torch.autocast(kind, enabled=False) if _autocasts(kind) else nullcontext()
-    with full_precision:
-        request = prepare(
-            q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, mask=mask, additive_mask=additive_mask, causal=causal,
-            window=window, scale=scale, softcap=softcap, sinks=sinks, x=x, dropout=dropout, need_weights=need_weights,
-        )  # fmt: skip
-        backend = choose(request, impl)
-        if request.q.shape[0] == 0 or request.q.shape[2] == 0:  # no queries
-            nothing = q.new_zeros(*q.shape[:3], v.shape[3])
-            return (nothing, q.new_zeros(*q.shape[:3], k.shape[2])) if need_weights else nothing
-        out, weights = backend.attend(request)
-    if not need_weights:
+    how: dict[str, Any] = {
+        "q_pos": q_pos, "k_pos": k_pos, "mask": mask, "additive_mask": additive_mask, "causal": causal,
+        "window": window, "scale": scale, "softcap": softcap, "sinks": sinks, "x": x, "dropout": dropout,
+        "need_weights": need_weights,
+    }  # fmt: skip
+    if not _autocasts(q):
+        return _attend(q, k, v, scheme, impl, how)
+    with torch.autocast(q.device.type, enabled=False):  # it would lower tables and the reference to half precision
+        return _attend(q, k, v, scheme, impl, how)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, scheme: Scheme | None, impl: str, how: dict[str, Any]
+) -> Tensor | tuple[Tensor, Tensor]:
+    request = prepare(q, k, v, scheme, **how)
+    backend = choose(request, impl)
+    if q.shape[0] == 0 or q.shape[2] == 0:  # no queries
+        nothing = q.new_zeros(*q.shape[:3], v.shape[3])
+        return (nothing, q.new_zeros(*q.shape[:3], k.shape[2])) if request.need_weights else nothing
+    out, weights = backend.attend(request)
+    if weights is None or not request.need_weights:
         return out
-    assert weights is not None
     return out, weights
 
 
-def _autocasts(kind: str) -> bool:
+def _autocasts(q: Tensor) -> bool:
+    if not torch._C._is_any_autocast_enabled() or not isinstance(q, Tensor):
+        return False
+    kind = q.device.type
     known = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
     return known and torch.is_autocast_enabled(kind)

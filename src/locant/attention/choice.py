@@ -161,8 +161,8 @@ def fused_unsupported(request: Request) -> str | None:
 
 def sdpa_unsupported(request: Request) -> str | None:
     """Why `sdpa` cannot compute a request; None if it can."""
-    cannot = [name for name in ("gain", "value") if name in request.terms.used()]
-    if cannot:
+    if request.terms.gain is not None or request.terms.value is not None:
+        cannot = [name for name in ("gain", "value") if name in request.terms.used()]
         return f"{request.scheme} uses {' and '.join(cannot)}, which do not fit into a mask"
     if request.far is not None:
         return NO_FAR.format(request.scheme)

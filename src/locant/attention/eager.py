@@ -178,7 +178,8 @@ def added_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor 
     It broadcasts to [B, H, rows, Lk]. q and k are those of `in_full`: unrotated, wide, with all heads.
     """
     terms, sides, total = request.terms, request.sides, None
-    p, t = (x if own is None else own.to(request.wide) for x, own in ((q, sides.query), (k, sides.key)))
+    p = q if sides.query is None else _cast(sides.query, request.wide)
+    t = k if sides.key is None else _cast(sides.key, request.wide)
     if terms.bias is not None:
         column = request.offsets.columns(request.q_pos, request.k_pos, rows)
         total = _plus(total, terms.bias[:, column].transpose(0, 1))  # [B or 1, H or 1, rows, Lk]
@@ -190,7 +191,7 @@ def added_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor 
             by_pair = _by_pair(request, terms.key, rows, q)
             total = _plus(total, request.scale * torch.einsum("bhjd,bhijd->bhij", t, by_pair))
     elif terms.query is not None or terms.key is not None:
-        total = _plus(total, request.scale * _vector_logits(request, rows, p, t))
+        total = _plus(total, _vector_logits(request, rows, p, t))
     levels = _levels(request, rows)
     if levels is not None:
         total = _plus(total, levels)
@@ -214,9 +215,9 @@ def _levels(request: Request, rows: slice) -> Tensor | None:
     of_queries, of_keys, level = request.sides.query_level, request.sides.key_level, request.terms.level
     if of_queries is None and of_keys is None:
         return None
-    total = None if of_queries is None else of_queries[:, :, rows, None]
+    total = None if of_queries is None else _take(of_queries, rows).unsqueeze(3)
     if of_keys is not None:
-        total = _plus(total, of_keys[:, :, None, :])
+        total = _plus(total, of_keys.unsqueeze(2))
     assert total is not None
     total = total.to(request.wide)
     if level is None:
@@ -225,20 +226,34 @@ def _levels(request: Request, rows: slice) -> Tensor | None:
 
 
 def _vector_logits(request: Request, rows: slice, q: Tensor, k: Tensor) -> Tensor:
-    """q·a_r + k·c_r, [B, H, rows, Lk]: products with every offset, then the product of each pair's own offset."""
+    """scale · (q·a_r + k·c_r), [B, H, rows, Lk]: products with every offset, then that of each pair's own offset."""
     terms, total = request.terms, None
     if terms.query is not None:
-        by_offset = q[:, :, rows] @ terms.query.mT  # [B, H, rows, R]
+        by_offset = _products_with(terms.query, request.scale * _take(q, rows))  # [B, H, rows, R]
         if request.consecutive and request.q.shape[2] == 1:  # decoding: the keys are in the order of the offsets
             beyond = by_offset[..., :1].expand(*by_offset.shape[:3], request.k.shape[2] - by_offset.shape[3])
             total = _plus(total, torch.cat([beyond, by_offset], dim=-1))
         else:
             total = _plus(total, by_offset.gather(-1, _columns(request, rows, by_offset)))
     if terms.key is not None:
-        by_offset = terms.key @ k.mT  # [B, H, R, Lk]
+        by_offset = terms.key @ (request.scale * k).mT  # [B, H, R, Lk]
         total = _plus(total, by_offset.gather(-2, _columns(request, rows, by_offset)))
     assert total is not None
     return total
+
+
+def _products_with(table: Tensor, x: Tensor) -> Tensor:
+    """The products of x [B, H, rows, D] with a table [H or 1, R, D]: [B, H, rows, R]."""
+    return F.linear(x, table[0]) if table.shape[0] == 1 else x @ table.mT
+
+
+def _take(x: Tensor, rows: slice) -> Tensor:
+    """Some rows of x [B, H, Lq, …]."""
+    return x if rows == slice(None) else x[:, :, rows]
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _by_pair(request: Request, table: Tensor, rows: slice, like: Tensor) -> Tensor:

@@ -22,11 +22,17 @@ class Offsets:
     device: torch.device
     listed: Tensor | None = None  # [R], the offsets if they are not consecutive
     inverse: Tensor | None = None  # [B or 1, Lq, Lk], the column of every pair if they are not consecutive
+    beyond: int = 0  # so many offsets of the call are before lo, beyond the reach of the scheme; 0 in compiled code
+
+    @property
+    def end(self) -> int:
+        """The offset after the last, for consecutive offsets."""
+        return self.lo + self.count
 
     @property
     def r(self) -> Tensor:
         """All offsets, [R]; none beyond the reach of the scheme."""
-        return torch.arange(self.lo, self.lo + self.count, device=self.device) if self.listed is None else self.listed
+        return torch.arange(self.lo, self.end, device=self.device) if self.listed is None else self.listed
 
     def columns(self, q_pos: Tensor, k_pos: Tensor, rows: slice) -> Tensor:
         """The column of every pair of these query rows, [B or 1, rows, Lk]."""
@@ -39,18 +45,12 @@ def find_offsets(
     positions: tuple[Tensor, Tensor] | None, lq: int, lk: int, device: torch.device, reach: int | None
 ) -> Offsets:
     """The offsets of a call. Positions that are None are consecutive: keys 0 … lk−1, queries the last lq."""
-
-    def between(lo: int, hi: int) -> Offsets:
-        if reach is not None:  # terms do not change beyond it: `columns` takes the last column there
-            lo, hi = (torch.sym_min(torch.sym_max(x, -reach), reach) for x in (lo, hi))
-        return Offsets(lo, hi + 1 - lo, device)
-
     if positions is None or lq == 0 or any(pos.shape[0] == 0 for pos in positions):  # no values to read
-        return between(1 - lk, lq - 1 if lq else 1 - lk)
+        return _between(1 - lk, lq - 1 if lq else 1 - lk, device, reach)
     q_pos, k_pos = positions
     known = readable(q_pos) and readable(k_pos)
     if not known and reach is not None:
-        return between(-reach, reach)
+        return _between(-reach, reach, device, reach)
     if not known:  # a column for every pair
         r = k_pos[:, None, :] - q_pos[:, :, None]
         return Offsets(0, r.numel(), device, r.flatten(), torch.arange(r.numel(), device=device).view(r.shape))
@@ -58,6 +58,17 @@ def find_offsets(
     hi = int((k_pos.amax(-1) - q_pos.amin(-1)).max())
     # Tables over all of a range with large gaps would be mostly unused, and may not fit into memory.
     if hi - lo < 4 * (lq + lk) or reach is not None:
-        return between(lo, hi)
+        return _between(lo, hi, device, reach)
     r, inverse = torch.unique(k_pos[:, None, :] - q_pos[:, :, None], return_inverse=True)
     return Offsets(int(r[0]), r.shape[0], device, r, inverse)
+
+
+def _between(lo: int, hi: int, device: torch.device, reach: int | None) -> Offsets:
+    """The offsets lo … hi; none beyond the reach, where terms do not change: `columns` takes the last column there."""
+    if reach is None:
+        return Offsets(lo, hi + 1 - lo, device)
+    if torch.compiler.is_compiling():
+        first, last = (torch.sym_min(torch.sym_max(x, -reach), reach) for x in (lo, hi))
+        return Offsets(first, last + 1 - first, device)
+    first, last = min(max(lo, -reach), reach), min(max(hi, -reach), reach)
+    return Offsets(first, last + 1 - first, device, beyond=max(first - lo, 0))

@@ -18,7 +18,7 @@ from locant.attention.sizes import always, same
 from locant.attention.tables import tables
 from locant.schemes.base import Scheme
 from locant.schemes.nope import Nope
-from locant.terms import VECTORS, Far, Sides, Terms
+from locant.terms import VECTORS, Far, Sides, Terms, default_positions
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SOFTCAPS = (1e-30, 1e30)
@@ -37,7 +37,7 @@ class Request:
     v: Tensor
     scheme: Scheme
     terms: Terms  # one column for each of `offsets`; score is already added to bias
-    offsets: Offsets
+    offsets: Offsets  # all of the call that are within the reach of the scheme, and perhaps others
     sides: Sides  # `query` and `key` are multiplied by the tables of that name; None: q and k themselves are
     rotated: tuple[Tensor, Tensor]  # q and k of the content product, perhaps in a wider dtype than q
     far: Far | None  # other queries and keys of the content product, at a distance
@@ -66,16 +66,18 @@ class Request:
     @property
     def k_pos(self) -> Tensor:
         """[B or 1, Lk]"""
-        return _default_positions(self.q, self.k)[1] if self.positions is None else self.positions[1]
+        return default_positions(self.q, self.k)[1] if self.positions is None else self.positions[1]
 
     @property
     def q_pos(self) -> Tensor:
         """[B or 1, Lq]"""
-        return _default_positions(self.q, self.k)[0] if self.positions is None else self.positions[0]
+        return default_positions(self.q, self.k)[0] if self.positions is None else self.positions[0]
 
     @property
     def content_dtype(self) -> torch.dtype:
         """The dtype that holds all rotated queries and keys: that of q, or a wider one if a rotation widens."""
+        if self.far is None and self.rotated[0].dtype == self.rotated[1].dtype:
+            return self.rotated[0].dtype
         far = () if self.far is None else (self.far.left, self.far.right, self.far.keys)
         found: torch.dtype = reduce(torch.promote_types, (x.dtype for x in (*self.rotated, *far)))
         return found
@@ -83,7 +85,7 @@ class Request:
     @property
     def wide(self) -> torch.dtype:
         """The dtype of tables and softmax."""
-        return torch.promote_types(self.q.dtype, torch.float32)
+        return _wide(self.q.dtype)
 
     @property
     def limited(self) -> bool:
@@ -102,6 +104,8 @@ class Request:
         if self.mask is not None:
             found.append(self.mask[:, :, rows] if self.mask.shape[2] > 1 else self.mask)
         lowest, highest = self.limits
+        if highest == 0 and self.consecutive and always(self.q.shape[2] == 1):
+            highest = None  # no key is after the last
         if lowest is not None or highest is not None:
             r = (self.k_pos[:, None, :] - self.q_pos[:, rows, None])[:, None]  # [B or 1, 1, rows, Lk]
             found += [] if lowest is None else [r >= lowest]
@@ -142,43 +146,46 @@ def prepare(
         raise TypeError(f"causal must be True or False, got {causal!r}")
     if scale is not None and (not isinstance(scale, (int, float)) or not abs(scale) < math.inf):
         raise TypeError(f"scale must be a finite number, got {scale!r}; multiply q by a scale that is learned")
-    softcap = _softcap(softcap)
+    softcap = None if softcap is None else _softcap(softcap)
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
-    left, right = _window(window)
+    left, right = (None, None) if window is None else _window(window)
     b, _, lq, d = q.shape
     lk = k.shape[2]
     _check_dimensions(scheme, q)
     positions = _positions(q_pos, k_pos, b, lq, lk, q.device)
     offsets = find_offsets(positions, lq, lk, q.device, scheme.reach)
     scale = scheme.scale(d) if scale is None else float(scale)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    terms = tables(scheme, offsets, wide, decoding=_decoding(lq, lk))
+    wide = _wide(q.dtype)
+    terms, offsets = tables(scheme, offsets, wide, decoding=_decoding(lq, lk))
     terms = _check_terms(terms, scheme, q, v, offsets.count).to(wide)
     if terms.score is not None:
         inside = scale * terms.score
         terms = replace(terms, bias=inside if terms.bias is None else terms.bias + inside, score=None)
     limits = (None if left is None else -left, 0 if causal else right)
-    mask = _mask(mask, q, lk)
+    mask = None if mask is None else _mask(mask, q, lk)
     check_causal(scheme, q, k, positions, limits[1], mask)
-    where = _default_positions(q, k) if positions is None and (scheme.has_sides or scheme.has_far) else positions
-    terms, sides = joined(terms, find_sides(scheme, q, k, where, x, scale, mask), q, k, scheme)
+    terms, sides = joined(terms, find_sides(scheme, q, k, positions, x, scale, mask), q, k, scheme)
     return Request(
         q=q, k=k, v=v, scheme=scheme, terms=terms, offsets=offsets, sides=sides,
-        rotated=_rotate(scheme, q, k, positions), far=_rotate_far(scheme, q, k, where, terms),
-        positions=positions, mask=mask, additive=_additive(additive_mask, q, lk, wide), causal=causal,
-        window=(left, right), limits=limits, scale=scale, softcap=softcap, sinks=_sinks(sinks, q, wide),
-        dropout=dropout, need_weights=need_weights,
+        rotated=_rotate(scheme, q, k, positions), far=_rotate_far(scheme, q, k, positions, terms),
+        positions=positions, mask=mask,
+        additive=None if additive_mask is None else _additive(additive_mask, q, lk, wide), causal=causal,
+        window=(left, right), limits=limits, scale=scale, softcap=softcap,
+        sinks=None if sinks is None else _sinks(sinks, q, wide), dropout=dropout, need_weights=need_weights,
     )  # fmt: skip
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """One of `FLOATS` as float32 or wider."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _decoding(lq: int, lk: int) -> bool:
     return always(lq < lk) and always(lq <= DECODING_QUERIES)
 
 
-def _softcap(softcap: float | None) -> float | None:
-    if softcap is None:
-        return None
+def _softcap(softcap: float) -> float:
     if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
         raise TypeError(f"softcap must be a number or None, got {softcap!r}")
     low, high = SOFTCAPS
@@ -187,9 +194,9 @@ def _softcap(softcap: float | None) -> float | None:
     return float(softcap)
 
 
-def _window(window: int | Window | None) -> Window:
+def _window(window: int | Window) -> Window:
     """The window as (left, right)."""
-    pair = (window, window) if window is None or isinstance(window, int) else window
+    pair = (window, window) if isinstance(window, int) else window
     if (
         not isinstance(pair, (tuple, list))
         or len(pair) != 2
@@ -202,10 +209,8 @@ def _window(window: int | Window | None) -> Window:
     return pair[0], pair[1]
 
 
-def _sinks(sinks: Tensor | None, q: Tensor, wide: torch.dtype) -> Tensor | None:
+def _sinks(sinks: Tensor, q: Tensor, wide: torch.dtype) -> Tensor:
     """The sinks in the dtype of the softmax."""
-    if sinks is None:
-        return None
     if not isinstance(sinks, Tensor) or sinks.dtype not in FLOATS:
         got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
         raise TypeError(f"sinks must be a tensor of floating-point numbers, one per query head; got {got}")
@@ -219,32 +224,37 @@ def _sinks(sinks: Tensor | None, q: Tensor, wide: torch.dtype) -> Tensor | None:
 def _check_dimensions(scheme: Scheme, q: Tensor) -> None:
     """ValueError if the scheme was built for another model: its tables could broadcast without an error."""
     for dim, what, size in (("n_heads", "{} heads", q.shape[1]), ("head_dim", "head size {}", q.shape[3])):
-        built = getattr(scheme, dim, size)
+        # A module takes long to find that it has no such attribute.
+        built = getattr(scheme, dim) if dim in scheme.__dict__ or dim in scheme.dims_of_class else size
         if built != size:
             raise ValueError(f"{scheme} was built for {what.format(built)}, q has {size}; build it with {dim}={size}")
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    def shapes() -> str:  # a function, because sizes are symbols while torch.compile traces
-        return f"got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}"
-
     if not (q.ndim == k.ndim == v.ndim == 4):
-        raise ValueError(f"q, k and v must be [batch, heads, length, head size]; {shapes()}")
+        raise ValueError(f"q, k and v must be [batch, heads, length, head size]; {_shapes(q, k, v)}")
     if not (q.dtype == k.dtype == v.dtype) or q.dtype not in FLOATS:
         known = ", ".join(str(x).removeprefix("torch.") for x in FLOATS)
         raise TypeError(f"q, k and v must have one dtype out of {known}; got {q.dtype}, {k.dtype}, {v.dtype}")
     if not (q.device == k.device == v.device):
         raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device}, {v.device}")
-    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"q, k and v must have one batch size, and k and v one length and head count; {shapes()}")
-    if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k must have one head size; {shapes()}")
-    if k.shape[1] and q.shape[1] % k.shape[1]:
-        raise ValueError(f"the query heads must be a multiple of the key/value heads; {shapes()}")
-    if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[3] == 0:  # `in` does not work on symbolic sizes
-        raise ValueError(f"there must be at least one head, of at least one dimension; {shapes()}")
-    if k.shape[2] == 0:
-        raise ValueError(f"there are no keys to attend to; {shapes()}")
+    (b, h, _, d), (b_k, h_k, lk, d_k), (b_v, h_v, lv, _) = q.shape, k.shape, v.shape
+    if b != b_k or b_k != b_v or h_k != h_v or lk != lv:
+        raise ValueError(
+            f"q, k and v must have one batch size, and k and v one length and head count; {_shapes(q, k, v)}"
+        )
+    if d != d_k:
+        raise ValueError(f"q and k must have one head size; {_shapes(q, k, v)}")
+    if h_k and h % h_k:
+        raise ValueError(f"the query heads must be a multiple of the key/value heads; {_shapes(q, k, v)}")
+    if h_k == 0 or h == 0 or d == 0:  # `in` does not work on symbolic sizes
+        raise ValueError(f"there must be at least one head, of at least one dimension; {_shapes(q, k, v)}")
+    if lk == 0:
+        raise ValueError(f"there are no keys to attend to; {_shapes(q, k, v)}")
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}"
 
 
 def _positions(
@@ -268,18 +278,11 @@ def _positions(
     return q_pos, k_pos
 
 
-def _default_positions(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys are 0 … Lk−1, and the queries the last Lq of them, as in decoding with a cache."""
-    lk = k.shape[2]
-    k_pos = torch.arange(lk, device=k.device)[None]
-    return k_pos[:, lk - q.shape[2] :], k_pos
-
-
 def _rotate(scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
     """The queries and keys of the content product. TypeError if the scheme returns them in a narrower dtype."""
     if not scheme.rotates or q.shape[0] == 0 or q.shape[2] == 0:  # nothing to rotate
         return q, k
-    rotated = scheme.rotate(q, k, *(_default_positions(q, k) if positions is None else positions))
+    rotated = scheme.rotate(q, k, *(default_positions(q, k) if positions is None else positions))
     for name, x in zip(("queries", "keys"), rotated, strict=True):
         if x.dtype not in FLOATS or torch.promote_types(x.dtype, q.dtype) != x.dtype:
             raise TypeError(f"{scheme}.rotate must return {name} in {q.dtype} or a wider dtype, got {x.dtype}")
@@ -290,12 +293,11 @@ def _rotate_far(
     scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None, terms: Terms
 ) -> Far | None:
     """The queries and keys of the content product at a distance; None if the scheme has none."""
-    if not scheme.has_far:
+    if not scheme.has_far or q.shape[0] == 0 or q.shape[2] == 0:  # nothing to rotate
         return None
     if terms.gain is not None and terms.gain.ndim == 3:
         raise ValueError(f"{scheme} rotates far keys differently, and its gain must be [H, R]; got one per coordinate")
-    assert positions is not None
-    return scheme.rotate_far(q, k, *positions)
+    return scheme.rotate_far(q, k, *(default_positions(q, k) if positions is None else positions))
 
 
 def _check_positions(name: str, pos: Tensor, b: int, length: int, device: torch.device) -> Tensor:
@@ -333,10 +335,8 @@ def _check_terms(terms: Terms, scheme: Scheme, q: Tensor, v: Tensor, n: int) -> 
     return terms
 
 
-def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
+def _mask(mask: Tensor, q: Tensor, lk: int) -> Tensor:
     """The mask as [B or 1, H or 1, Lq or 1, Lk]."""
-    if mask is None:
-        return None
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(
@@ -346,10 +346,8 @@ def _mask(mask: Tensor | None, q: Tensor, lk: int) -> Tensor | None:
     return _for_pairs("mask", mask, q, lk)
 
 
-def _additive(additive: Tensor | None, q: Tensor, lk: int, wide: torch.dtype) -> Tensor | None:
+def _additive(additive: Tensor, q: Tensor, lk: int, wide: torch.dtype) -> Tensor:
     """The numbers to add to the logits, as [B or 1, H or 1, Lq or 1, Lk], in the dtype of the softmax."""
-    if additive is None:
-        return None
     if not isinstance(additive, Tensor) or additive.dtype not in FLOATS:
         got = additive.dtype if isinstance(additive, Tensor) else type(additive).__name__
         raise TypeError(

@@ -35,7 +35,7 @@ def attend(request: Request) -> tuple[Tensor, None]:
     q, k, v = (x if x.dtype == dtype else x.to(dtype) for x in (*request.rotated, request.v))
     band, spans = _band(request), _spans(request)
     if band is not None and spans is not None:
-        return _attend_band(request, q, k, v, band.to(torch.promote_types(band.dtype, q.dtype)), spans), None
+        return _attend_band(request, q, k, v, *band, spans), None
     return _attend_dense(request, q, k, v), None
 
 
@@ -45,10 +45,16 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     added, temperature = None, request.sides.temperature
     if request.terms.used() or request.sides.used():
         needs_keys = request.terms.pair is not None or (request.terms.key is not None and request.sides.key is None)
-        full_q, full_k, _ = in_full(request) if needs_keys else (request.q.to(request.wide), request.k, None)
+        needs_queries = request.terms.query is not None and request.sides.query is None
+        full_q, full_k = request.q, request.k
+        if needs_keys:
+            full_q, full_k, _ = in_full(request)
+        elif needs_queries:
+            full_q = request.q.to(request.wide)
         added = added_logits(request, slice(None), full_q, full_k)
     if temperature is not None:
-        q = (q.to(request.wide) * temperature[..., None].to(request.wide)).to(q.dtype)
+        wide = torch.promote_types(q.dtype, request.wide)  # a rotation may have widened the queries beyond float32
+        q = (q.to(wide) * temperature[..., None].to(wide)).to(q.dtype)
         added = None if added is None else added * temperature[..., None].to(added.dtype)
     if request.additive is not None:
         added = request.additive if added is None else added + request.additive
@@ -71,34 +77,43 @@ def _attend_dense(request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask: Tensor | None = added if visible is None else added.masked_fill(~visible, -torch.inf)
     else:
         mask = visible
-    mask = None if mask is None else mask.expand(-1, -1, lq, lk)
+    if mask is not None and (mask.shape[2] != lq or mask.shape[3] != lk):
+        mask = mask.expand(-1, -1, lq, lk)
     out = _kernel(request, q, k, v, mask, causal=by_index)
     out = out if nothing is None else out.masked_fill(nothing, 0.0)
-    return out.to(request.q.dtype)
+    return out if out.dtype == request.q.dtype else out.to(request.q.dtype)
 
 
 def _attend_band(
-    request: Request, q: Tensor, k: Tensor, v: Tensor, band: Tensor, spans: list[tuple[slice, int, int]]
+    request: Request, q: Tensor, k: Tensor, v: Tensor, band: Tensor, start: int, spans: list[tuple[slice, int, int]]
 ) -> Tensor:
-    """With a mask that is a strided view of `band` [H, Lq + Lk − 1].
+    """With a mask that is a strided view of `band`, [H, Lq + Lk − 1] from column `start` on.
 
     `spans` are (sequences, first, end): these sequences of the batch may attend to the keys first … end − 1.
     """
-    b, h, lq, outs = q.shape[0], q.shape[1], q.shape[2], []
+    (b, h, lq, _), outs = q.shape, []
     q = q.flip(2) if lq > 1 else q
+    band = band.double() if q.dtype == torch.float64 else band
+    trained = band.requires_grad and torch.is_grad_enabled()
+    plain = band.detach() if trained else band
+    strides = (0, plain.stride(0) if plain.shape[0] > 1 else 0, plain.stride(1), plain.stride(1))
     for rows, first, end in spans:
-        part = band.detach() if first == 0 and end == k.shape[2] else band.detach()[:, first : end + lq - 1]
-        # [sequences, H, Lq, keys], strides (…, 1, 1)
-        mask = part.unfold(1, end - first, 1).expand(rows.stop - rows.start, h, -1, -1)
+        mask = plain.as_strided(
+            (rows.stop - rows.start, h, lq, end - first),
+            strides,
+            plain.storage_offset() + (start + first) * strides[-1],
+        )
         part_q, part_k, part_v = q, k, v
         if (rows, first, end) != (slice(0, b), 0, k.shape[2]):
             part_q, part_k, part_v = q[rows], k[rows, :, first:end], v[rows, :, first:end]
         out = _kernel(request, part_q, part_k, part_v, mask, causal=False)
-        if band.requires_grad and torch.is_grad_enabled():
-            out = BiasGradient.apply(out, band[:, first : end + lq - 1], part_q, part_k, part_v, request.scale)
+        if trained:
+            part = band[:, start + first : start + end + lq - 1]
+            out = BiasGradient.apply(out, part, part_q, part_k, part_v, request.scale)
         outs.append(out)
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return (out.flip(2) if lq > 1 else out).to(request.q.dtype)
+    out = out.flip(2) if lq > 1 else out
+    return out if out.dtype == request.q.dtype else out.to(request.q.dtype)
 
 
 class BiasGradient(torch.autograd.Function):
@@ -157,8 +172,11 @@ def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
     )
 
 
-def _band(request: Request) -> Tensor | None:
-    """The bias over j − i + Lq − 1, −∞ in the future if causal; None if a view of it cannot be the whole mask."""
+def _band(request: Request) -> tuple[Tensor, int] | None:
+    """The bias over j − i + Lq − 1, −∞ in the future if causal, and its first column in the tensor returned.
+
+    None if a view of it cannot be the whole mask.
+    """
     bias = request.terms.bias
     if bias is None or request.terms.used() != ("bias",) or request.sides.used():
         return None
@@ -174,16 +192,18 @@ def _band(request: Request) -> Tensor | None:
     first = 1 - lk if request.consecutive else int(request.k_pos[0, 0] - request.q_pos[0, -1])  # r of column 0
     n = lq + lk - 1
     lo, hi = request.offsets.lo, request.offsets.lo + bias.shape[1] - 1
+    start = first - lo
     if lo > first or hi < first + n - 1:  # beyond the scheme's reach the last column repeats
         before, after = min(max(lo - first, 0), n), min(max(first + n - 1 - hi, 0), n)
         within = bias[:, max(first - lo, 0) : max(first + n - lo, 0)]
         bias = torch.cat([bias[:, :1].expand(-1, before), within, bias[:, -1:].expand(-1, after)], dim=1)[:, :n]
+        start = 0
     if request.causal and first + n - 1 > 0:  # some key is later than some query
         if first + lq - 1 > 0:  # the first query could attend to no key
             return None
         future = torch.arange(first, first + n, device=bias.device) > 0
-        bias = bias.masked_fill(future, -torch.inf)
-    return bias
+        bias, start = bias.narrow(1, start, n).masked_fill(future, -torch.inf), 0
+    return bias, start
 
 
 def _in_step(request: Request) -> bool:

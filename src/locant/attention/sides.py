@@ -19,6 +19,7 @@ from locant.schemes.base import Scheme, readable
 from locant.terms import Sides, Terms, Tokens
 
 WIDE = (torch.float32, torch.float64)
+NO_SIDES = Sides()
 
 
 class NotCausal(ValueError):
@@ -45,17 +46,16 @@ def find_sides(
     scheme: Scheme, q: Tensor, k: Tensor, positions: tuple[Tensor, Tensor] | None, x: States | None, scale: float,
     mask: Tensor | None,
 ) -> Sides:  # fmt: skip
-    """The sides of a call. `positions` may be None for a scheme without sides."""
+    """The sides of a call. Positions that are None are consecutive: keys 0 … Lk−1, queries the last Lq."""
     if not scheme.has_sides:
         if x is not None:
             _check_states(scheme, q, k, x)
-        return Sides()
-    assert positions is not None
-    if scheme.reads_queries and isinstance(x, Tensor):
+        return NO_SIDES
+    if positions is not None and scheme.reads_queries and isinstance(x, Tensor):
         _check_in_step(q, k, positions)
     read_q, read_k = _read(scheme, q, k, x) if scheme.reads else (None, None)
     hidden = None if mask is None or not scheme.reads_keys else ~mask.any(2).any(1)
-    sides = scheme.sides(Tokens(q, k, *positions, read_q, read_k, scale, hidden))
+    sides = scheme.sides(Tokens(q, k, positions, read_q, read_k, scale, hidden))
     if not isinstance(sides, Sides):
         raise TypeError(f"{scheme}.sides must return Sides, got {type(sides).__name__}")
     _check_sides(scheme, sides, q, k)
@@ -67,6 +67,8 @@ def joined(terms: Terms, sides: Sides, q: Tensor, k: Tensor, scheme: Scheme) -> 
 
     None there stands for q and k themselves. The tables `query_side` and `key_side` are None afterwards.
     """
+    if terms.query_side is terms.key_side is terms.level is sides.query is sides.key is None:
+        return terms, sides
     for name, x in (("query", q), ("key", k)):
         table, vectors = getattr(terms, f"{name}_side"), getattr(sides, name)
         if (table is None) != (vectors is None):
@@ -83,7 +85,8 @@ def joined(terms: Terms, sides: Sides, q: Tensor, k: Tensor, scheme: Scheme) -> 
                 f"{vectors.shape[-1]}; they must be equal"
             )
         b, h = q.shape[:2]
-        vectors = vectors.expand(b, h, -1, -1)
+        if vectors.shape[0] != b or vectors.shape[1] != h:
+            vectors = vectors.expand(b, h, -1, -1)
         own = getattr(terms, name)
         if own is not None:  # q·a + p·α is one product of longer vectors
             content = x.to(vectors.dtype).repeat_interleave(h // x.shape[1], dim=1)
@@ -107,6 +110,7 @@ def _read(scheme: Scheme, q: Tensor, k: Tensor, x: States | None) -> tuple[Tenso
             f"d_model]"
         )
     if isinstance(x, Remembered):
+        _check_remembered(scheme, x, q, k)
         return x.queries, x.keys
     of_queries, of_keys = _check_states(scheme, q, k, x)
     if scheme.reads_keys:
@@ -117,6 +121,23 @@ def _read(scheme: Scheme, q: Tensor, k: Tensor, x: States | None) -> tuple[Tenso
         return _checked_read(scheme, of_queries, q), keys
     assert of_queries is not None
     return _checked_read(scheme, of_queries, q), None
+
+
+def _check_remembered(scheme: Scheme, x: Remembered, q: Tensor, k: Tensor) -> None:
+    """ValueError unless what a model remembers has one row for each query and key of the call."""
+    for what, read, length, needed in (
+        ("queries", x.queries, q.shape[2], scheme.reads_queries), ("keys", x.keys, k.shape[2], scheme.reads_keys),
+    ):  # fmt: skip
+        if not needed:
+            continue
+        expected = (q.shape[0], q.shape[1], length, scheme.read_width)
+        got = None if read is None else tuple(read.shape)
+        if got is None or len(got) != 4 or any(size != full for size, full in zip(got, expected, strict=True)):
+            found = "nothing" if got is None else list(got)
+            raise ValueError(
+                f"{scheme} needs what it read of the {what}, {list(expected)} (batch, heads, tokens, read_width); got "
+                f"{found}. A cache of another number of keys must be filled anew"
+            )
 
 
 def _checked_read(scheme: Scheme, x: Tensor, q: Tensor) -> Tensor:
@@ -148,9 +169,9 @@ def _check_states(scheme: Scheme, q: Tensor, k: Tensor, x: States) -> tuple[Tens
                 _check_one(scheme, states, q, (length,))
         return queries, keys
     _check_one(scheme, x, q, (lk,) if scheme.reads_keys else (lk, lq))
+    if lq > lk and (scheme.reads_keys or x.shape[1] != lq):
+        raise ValueError(f"x has {lk} keys, and there are {lq} queries; pass x=(states of queries, states of keys)")
     if scheme.reads_keys:
-        if lq > lk:
-            raise ValueError(f"x has {lk} keys, and there are {lq} queries; pass x=(states of queries, states of keys)")
         return None, x
     return (x if x.shape[1] == lq else x[:, lk - lq :]), None
 

@@ -9,12 +9,14 @@ nothing else. A scheme from elsewhere may, so its tables are cached only if it d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from locant.attention.offsets import Offsets
@@ -27,49 +29,104 @@ CACHEABLE = 2**22
 """Tables with more numbers than this are not cached."""
 
 _PLAIN = (bool, int, float, str, type(None))
+_TENSORS = (Tensor, nn.Parameter)
 _IGNORED = {*vars(nn.Module()), "given", "training"}  # attributes of every module, and the spelling of the scheme
 
 
 @dataclass(frozen=True)
+class Part:
+    """A scheme, or one inside it, at the time when tables were computed: everything that they depend on."""
+
+    kind: type[nn.Module]
+    terms: Callable[..., Terms] | None
+    attributes: int  # how many there were
+    plain: dict[str, Any]
+    numbers: list[Tensor]  # copies of parameters and buffers
+
+    def is_still(self, module: nn.Module) -> bool:
+        """Whether the module is as it was. A change through `.data` leaves no trace except the values."""
+        attributes = module.__dict__
+        if type(module) is not self.kind or getattr(self.kind, "terms", None) is not self.terms:
+            return False
+        if len(attributes) != self.attributes or not self.plain.items() <= attributes.items():
+            return False
+        numbers = _numbers(module)
+        try:
+            return len(numbers) == len(self.numbers) and all(map(_equal, numbers, self.numbers))
+        except RuntimeError:  # they are on another device; asking for it would take longer than comparing
+            return False
+
+
+@dataclass(frozen=True)
 class Cached:
-    """Tables of a scheme over the offsets lo … end − 1, and the state of the scheme they were computed from."""
+    """Tables of a scheme, and the state of the scheme they were computed from."""
 
-    lo: int
-    end: int
+    offsets: Offsets
+    dtype: torch.dtype
     terms: Terms
-    plain: tuple[Any, ...]
-    numbers: list[Tensor]  # copies
+    bias_alone: bool
+    parts: list[Part]
+
+    def serves(self, scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool) -> bool:
+        """Whether there is a column for each of the offsets, and the scheme is unchanged."""
+        lo = offsets.lo - offsets.beyond if decoding and self.bias_alone else offsets.lo
+        if lo < self.offsets.lo or offsets.end > self.offsets.end:
+            return False
+        if dtype != self.dtype or offsets.device != self.offsets.device:
+            return False
+        modules = list(_nested(scheme))
+        return len(modules) == len(self.parts) and all(map(Part.is_still, self.parts, modules))
 
 
+_innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _cache: WeakKeyDictionary[Scheme, Cached] = WeakKeyDictionary()
 
 
-def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool) -> Terms:
-    """`scheme.terms(offsets.r)`, from the cache where that is allowed; cached tables are in `dtype`.
+def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool) -> tuple[Terms, Offsets]:
+    """`scheme.terms` with a column for each of the offsets, and the offsets of its columns.
 
-    Only tables over consecutive offsets are cached. While decoding they get room for the next steps.
+    Only tables over consecutive offsets are cached, in `dtype`. While decoding they get room for the next steps, and a
+    bias is returned with columns for other offsets too: a back end takes the part it needs in the same operation that
+    makes a mask of it.
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or transforming() or _faking():
-        return scheme.terms(offsets.r)
+        return scheme.terms(offsets.r), offsets
     # Comparing numbers waits for a GPU: worth it there only while decoding, where tables are long and the rest short.
     worth = offsets.listed is None and (decoding or offsets.device.type == "cpu")
-    state = _state(scheme) if worth else None
-    if state is None:
-        return scheme.terms(offsets.r)
-    plain, numbers = (dtype, offsets.device, *state[0]), state[1]
-    lo, end, cached = offsets.lo, offsets.lo + offsets.count, _cache.get(scheme)
-    if cached is None or lo < cached.lo or end > cached.end or not _same(cached, plain, numbers):
-        room = decoding and scheme.reach is None  # for the keys of the next steps, whose offsets are further back
-        first = min(2 * lo, lo) if room else lo
-        wider = torch.arange(first, end, device=offsets.device)
-        terms = scheme.terms(wider)
-        if not isinstance(terms, Terms) or terms.pair is not None or not _well_formed(terms, wider):
-            return scheme.terms(offsets.r) if room else terms
+    if not worth:
+        return scheme.terms(offsets.r), offsets
+    cached = _cache.get(scheme)
+    if cached is None or not cached.serves(scheme, offsets, dtype, decoding):
+        parts = _parts(scheme)
+        if parts is None:
+            return scheme.terms(offsets.r), offsets
+        first, terms = _computed(scheme, offsets, decoding)
+        if not isinstance(terms, Terms) or terms.pair is not None or not _well_formed(terms, offsets.end - first):
+            return scheme.terms(offsets.r), offsets
         terms = terms.to(dtype)
         if sum(table.numel() for table in terms.tables().values()) > CACHEABLE:
-            return terms.narrow(lo - first, offsets.count)
-        cached = _cache[scheme] = Cached(first, end, terms, plain, [x.detach().clone() for x in numbers])
-    return cached.terms.narrow(lo - cached.lo, offsets.count)
+            return terms.narrow(offsets.lo - first, offsets.count), offsets
+        computed = Offsets(first, offsets.end - first, offsets.device)
+        cached = _cache[scheme] = Cached(computed, dtype, terms, terms.used() == ("bias",), parts)
+    if decoding and cached.bias_alone:
+        return cached.terms, cached.offsets
+    return cached.terms.narrow(offsets.lo - cached.offsets.lo, offsets.count), offsets
+
+
+def _computed(scheme: Scheme, offsets: Offsets, decoding: bool) -> tuple[int, Terms]:
+    """Tables that cover the offsets, and the offset of their first column.
+
+    While decoding they have room for the keys of the next steps, whose offsets are further back. Beyond the reach of
+    the scheme only a bias has columns: a mask needs a number for every key.
+    """
+    if not decoding:
+        return offsets.lo, scheme.terms(offsets.r)
+    furthest = min(2 * (offsets.lo - offsets.beyond), offsets.lo)
+    first = furthest if scheme.reach is None else min(max(furthest, -scheme.reach), offsets.lo)
+    terms = scheme.terms(torch.arange(first, offsets.end, device=offsets.device))
+    if first == furthest or not isinstance(terms, Terms) or terms.used() != ("bias",):
+        return first, terms
+    return furthest, scheme.terms(torch.arange(furthest, offsets.end, device=offsets.device))
 
 
 def _faking() -> bool:
@@ -77,46 +134,49 @@ def _faking() -> bool:
     return _get_current_dispatch_mode() is not None
 
 
-def _well_formed(terms: Terms, r: Tensor) -> bool:
+def _well_formed(terms: Terms, columns: int) -> bool:
     """Whether the tables can be sliced by column. If not, the caller gets them unchanged and raises the error."""
     wide = (torch.float32, torch.float64)
-    return all(x.ndim > 1 and x.shape[1] == r.shape[0] and x.dtype in wide for x in terms.tables().values())
+    return all(x.ndim > 1 and x.shape[1] == columns and x.dtype in wide for x in terms.tables().values())
 
 
-def _state(scheme: Scheme) -> tuple[tuple[Any, ...], list[Tensor]] | None:
-    """Everything the tables depend on: plain attributes, and tensors. None if they may depend on more."""
-    plain: list[Any] = []
-    numbers: list[Tensor] = []
-    for module in scheme.modules():
-        if isinstance(module, nn.ModuleList):
-            continue
-        if not isinstance(module, Scheme) or not module.cacheable:
+def _parts(scheme: Scheme) -> list[Part] | None:
+    """The state of a scheme and of those inside it. None if tables may depend on more, or it is too large."""
+    parts = []
+    for module in _nested(scheme):
+        listing = isinstance(module, nn.ModuleList)
+        if not listing and not (isinstance(module, Scheme) and module.cacheable):
             return None
-        plain += (type(module), type(module).terms)
-        numbers += [x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None]
-        for name, value in vars(module).items():
-            if name in _IGNORED:
-                continue
-            if not isinstance(value, _PLAIN):
-                return None
-            plain += (name, value)
-    if sum(x.numel() for x in numbers) > COMPARABLE or any(type(x) not in (Tensor, nn.Parameter) for x in numbers):
+        plain = {} if listing else {name: x for name, x in vars(module).items() if name not in _IGNORED}
+        numbers = _numbers(module)
+        if not all(isinstance(x, _PLAIN) for x in plain.values()) or any(type(x) not in _TENSORS for x in numbers):
+            return None
+        terms = getattr(type(module), "terms", None)
+        parts.append(Part(type(module), terms, len(vars(module)), plain, [x.detach() for x in numbers]))
+    if sum(x.numel() for part in parts for x in part.numbers) > COMPARABLE:
         return None
-    return tuple(plain), numbers
+    return [replace(part, numbers=[x.clone() for x in part.numbers]) for part in parts]
+
+
+def _nested(module: nn.Module) -> Iterator[nn.Module]:
+    """The module and those inside it: in less time than `Module.modules`, which names them."""
+    yield module
+    for inner in module._modules.values():
+        if inner is not None:
+            yield from _nested(inner)
+
+
+def _equal(number: Tensor, copy: Tensor) -> bool:
+    return type(number) in _TENSORS and number.dtype == copy.dtype and torch.equal(number, copy)
+
+
+def _numbers(module: nn.Module) -> list[Tensor]:
+    """The parameters and buffers of a module itself, without those that only `Scheme.read` uses."""
+    found = [*module._parameters.items(), *module._buffers.items()]
+    unused = getattr(type(module), "read_parameters", ())
+    return [x for name, x in found if x is not None and name not in unused]
 
 
 def transforming() -> bool:
     """Whether a function transform (torch.func) or forward-mode differentiation is active."""
-    functorch: Any = torch._C._functorch
-    return functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
-
-
-def _same(cached: Cached, plain: tuple[Any, ...], numbers: list[Tensor]) -> bool:
-    return (
-        cached.plain == plain
-        and len(cached.numbers) == len(numbers)
-        and all(
-            a.dtype == b.dtype and a.device == b.device and a.shape == b.shape and torch.equal(a, b)
-            for a, b in zip(cached.numbers, numbers, strict=True)
-        )
-    )
+    return _innermost_transform() is not None or forward_ad._current_level >= 0

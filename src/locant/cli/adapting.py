@@ -13,10 +13,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from locant.adaptation import adapting, sample, scores
-from locant.adaptation.pooling import pooling_of
+from locant.adaptation.result import READING_HEAD, reading_cells
 from locant.cli.terminal import console
 from locant.experiments.run import quiet
 from locant.hf import load
+from locant.hf.pooling import pooling_of
 from locant.hf.sentence_folder import sentence_folder
 from locant.report.adaptation import draw_adaptation
 from locant.runs.new_folder import check_writable
@@ -82,6 +83,8 @@ def _conclude(done: Any, out: Path) -> None:
         console.print(escape(notice), highlight=False)
     console.print(_table(done))
     console.print(_by_length(done))
+    if done.readings:
+        console.print(_readings(done))
     if (out / PICTURE).exists():
         console.print(f"heads before and after: {out / PICTURE}", markup=False, highlight=False)
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
@@ -107,4 +110,14 @@ def _by_length(done: Any) -> Table:
     for row in done.lengths:
         numbers = (row.adapted, row.truncated, row.chunked)
         table.add_row(f"{row.length:,}", *(f"{number:.4f}" for number in numbers))
+    return table
+
+
+def _readings(done: Any) -> Table:
+    """The ways in which the original can read long documents."""
+    table = Table(title="the original, reading the same documents")
+    for name in READING_HEAD:
+        table.add_column(name, justify="left" if name == READING_HEAD[0] else "right")
+    for reading in done.readings:
+        table.add_row(*reading_cells(reading))
     return table

@@ -1,7 +1,7 @@
 """Every command of `locant`: its summary, its options, the function that runs it and the extra it needs.
 
 The function that runs a command is in the file of its group: schemes.py, models.py, machine.py, training.py,
-adapting.py or papers.py. Its parameters have the names of the command's options and arguments.
+adapting.py, exporting.py or papers.py. Its parameters have the names of the command's options and arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from locant.cli.extras import COMPARE, HF, PLOT, Extra
 from locant.cli.parser import Parser
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-"""`locant.adaptation.pooling.MODES`, which cannot be read without torch."""
+"""`locant.hf.pooling.MODES`, which cannot be read without torch."""
+
+EXPORTS = ("auto", "original", "mpnet", "smollm3", "jinabert", "torch", "onnx")
+"""`locant.exporting.exporting.TARGETS`, which cannot be read without torch."""
 
 
 class Command(NamedTuple):
@@ -60,9 +63,17 @@ def _inspect(parser: Parser) -> None:
     parser.option("--text", type=Path, metavar="FILE", help="Text that the model reads. Default: Python's own manual.")
     _file(parser, "The page; its tables are written beside it as csv.", default=Path("report.html"))
     parser.option("--compare", metavar="MODEL", help="Another model or table, shown side by side.")
+    parser.option("--explain", action="append", metavar="TEXT",
+                  help="A text whose output is explained: which tokens, offsets and positions make it. Give it twice "
+                  "for a model of sentences: why are the two texts similar?")  # fmt: skip
     parser.option("--heads", type=values.at_least(1), metavar="N",
                   help="For a table: attention heads of its model. With it, the page has the heads of the first layer "
                   "if the file has their weights.")  # fmt: skip
+    parser.option(
+        "--certainty",
+        action="store_true",
+        help="Add 95 % intervals of the learned curves, by the text. A minute for a small model.",
+    )
     _imports(parser)
 
 
@@ -142,7 +153,7 @@ def _adapt(parser: Parser) -> None:
     parser.option("--train", default="all", type=values.one_of("all", "scheme"), metavar="WHICH",
                   help="all: every weight; scheme: the parameters of the scheme alone.")  # fmt: skip
     parser.option("--eval", dest="evaluate", action="append", metavar="SCORE",
-                  help="stsb:FOLDER, sentences:FILE, clm or mlm; may be given several times.")  # fmt: skip
+                  help="stsb:FOLDER, sentences:FILE, longembed:FILE, clm or mlm; any number of times.")  # fmt: skip
     parser.option("--length", default=256, type=values.whole, metavar="N",
                   help="Tokens of the longest sequences; may be more than the model can read now.")  # fmt: skip
     parser.option("--pooling", type=values.one_of(*POOLING), metavar="MODE",
@@ -150,6 +161,23 @@ def _adapt(parser: Parser) -> None:
                   "if it has none.")  # fmt: skip
     _seed(parser, "the order of the text and of the scheme")
     _trackers(parser)
+    _imports(parser)
+
+
+def _export(parser: Parser) -> None:
+    parser.argument("model", "Folder of a swapped or adapted model.")
+    _folder(parser, "Folder of the export; it must be new or empty.")
+    parser.option("--to", default="auto", type=values.one_of(*EXPORTS), metavar="TARGET",
+                  help=f"{', '.join(EXPORTS)}. auto: the first stock architecture that computes the same.")  # fmt: skip
+    parser.option("--length", type=values.at_least(2), metavar="N",
+                  help="Rows of a position table, or the longest input of a program. Default: all that the model "
+                  "reads, at most 4,096 rows.")  # fmt: skip
+    parser.option("--text", type=Path, metavar="PATH",
+                  help="With --to original: prose on which a table of absolute positions is fitted to a scheme that is "
+                  "not a table. An approximation; needs --length and --original.")  # fmt: skip
+    parser.option("--original", metavar="MODEL", help="For this: the model before it was changed.")
+    parser.option("--budget", default="5min", type=values.budget, metavar="BUDGET",
+                  help="For this: time or steps of the fit, 5min or 200steps.")  # fmt: skip
     _imports(parser)
 
 
@@ -253,6 +281,8 @@ COMMANDS = {
                         "launch: python -m locant finetune …", _finetune, COMPARE, forks=True),
     "adapt": Command("adapting.adapt", "Give a trained model another position scheme that keeps its quality and reads "
                      "past its old length.", _adapt, COMPARE),
+    "export": Command("exporting.export", "Write a swapped or adapted model as a stock architecture that computes the "
+                      "same, or as ONNX, so that it opens without locant.", _export, HF),
     "reproduce": Command("papers.reproduce", "Test the claims of the papers behind locant, by rules that were fixed "
                          "beforehand, and write a page of verdicts.", _reproduce, COMPARE, forks=True),
 }  # fmt: skip

@@ -23,7 +23,10 @@ from locant.runs import new_folder
 from locant.verbs import inspecting
 
 
-def inspect(model: str, text: Path | None, out: Path, compare: str | None, heads: int | None) -> None:
+def inspect(
+    model: str, text: Path | None, out: Path, compare: str | None, heads: int | None, explain: list[str] | None,
+    certainty: bool,
+) -> None:  # fmt: skip
     """Writes a page of figures about one model or table, or two side by side, and prints a short verdict."""
     out = out / "report.html" if out.is_dir() else out
     out = out if out.suffix in (".html", ".htm") else out.with_name(f"{out.name}.html")
@@ -38,7 +41,15 @@ def inspect(model: str, text: Path | None, out: Path, compare: str | None, heads
                 bars[name] = progress.add_task(name, total=total)
             progress.update(bars[name], description=stage, completed=number)
 
-        found = inspecting.inspect(model, text=text, compare=compare, heads=heads, on_stage=on_stage)
+        found = inspecting.inspect(
+            model,
+            text=text,
+            compare=compare,
+            explain=explain or (),
+            heads=heads,
+            certainty=certainty,
+            on_stage=on_stage,
+        )
     with new_folder.undone_on_failure(out, tables):
         found.page(out, tables=tables)
     for each in found.reports:

@@ -80,10 +80,7 @@ def curve(specs: list[str], out: Path, reach: int, heads: int, width: int, seed:
         built = build(spec, heads, width, seed)
         lines = curves(built, reach)
         if not lines:
-            why = "depends on the tokens or on the position of the query alone" if built.has_sides else (
-                "does not depend on the offset"
-            )  # fmt: skip
-            console.print(f"{built} {why}; there is no curve to draw", markup=False)
+            console.print(f"{built} does not depend on the offset; there is no curve to draw", markup=False)
         found += lines
     if not found:
         return

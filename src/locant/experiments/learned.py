@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from locant.analysis.curve import Curve, curves
+from locant.analysis.curve import WHAT, Curve, curves
+from locant.experiments.statistics import estimate
 from locant.runs import files
 
 if TYPE_CHECKING:
@@ -31,6 +33,57 @@ class Learned:
     curves: tuple[tuple[str, Curve], ...] = ()  # each with its place: "layer 2", "all layers" or "token embedding"
     fixed: bool = False  # the scheme has no parameters: the curves are those of its definition
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class SeedCurve:
+    """The curve of a layer over the seeds of a scheme: the mean over heads, whose order differs from seed to seed.
+
+    A curve that is added to the logits is shown without its mean over pairs of tokens: a constant has no effect.
+    """
+
+    place: str
+    what: str
+    r: list[int]
+    mean: list[float]
+    low: list[float | None]  # 95 % interval of the mean over seeds
+    high: list[float | None]
+    seeds: int
+
+
+def over_seeds(runs: Sequence[Learned], *, causal: bool) -> list[SeedCurve]:
+    """Returns one curve for each layer and quantity that all runs have; none for one run, or a fixed scheme.
+
+    Head 3 of one seed has nothing to do with head 3 of another. The mean over heads does not depend on their order, so
+    it can be compared between seeds; the interval of a single head cannot come from seeds.
+    """
+    if len(runs) < 2 or any(run.fixed or run.problem for run in runs):
+        return []
+    found = []
+    every = [{(place, curve.what): curve for place, curve in run.curves} for run in runs]
+    for (place, what), first in every[0].items():
+        own = [its.get((place, what)) for its in every]
+        same = [curve for curve in own if curve is not None and curve.r == first.r]
+        if len(same) < len(runs):  # layers that are equal in one run only, for example
+            continue
+        r = [offset for offset in first.r if not causal or offset <= 0]
+        lines = [_mean_over_heads(curve, r) for curve in same]
+        at = [estimate([line[n] for line in lines]) for n in range(len(r))]
+        found.append(
+            SeedCurve(place, what, r, [x.mean for x in at], [x.low for x in at], [x.high for x in at], len(runs))
+        )
+    return found
+
+
+def _mean_over_heads(curve: Curve, r: list[int]) -> list[float]:
+    """The mean over heads at some offsets; without its mean over pairs of tokens, if it is added to logits."""
+    at = {offset: n for n, offset in enumerate(curve.r)}
+    line = [sum(values[at[offset]] for values in curve.values) / len(curve.values) for offset in r]
+    if curve.what not in (WHAT["bias"], WHAT["pair"]):
+        return line
+    pairs = [max(curve.r) + 1 - abs(offset) for offset in r]
+    level = sum(count * y for count, y in zip(pairs, line, strict=True)) / sum(pairs)
+    return [y - level for y in line]
 
 
 def curves_of(model: PreTrainedModel, length: int) -> Learned:

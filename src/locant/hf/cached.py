@@ -5,11 +5,13 @@ of cached keys. A dynamic cache gets a tensor [B, keys] that grows with it. A st
 for each of its places, written in place: compiled code knows the number of cached keys only as a tensor, and needs a
 buffer that stays where it is.
 
-Operations that rearrange the rows of a cache (beam search) rearrange its positions too.
+Operations that rearrange the rows of a cache (beam search) rearrange its positions too, and `crop` crops them. If keys
+were dropped in any other way, nothing says which, and the next pass raises RuntimeError.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ from transformers import Cache
 
 from locant.hf.call import Positions
 from locant.hf.methods import replace_method
+from locant.schemes.base import readable
 
 STORED = "locant_positions"
 """Attribute of a cache: the positions of its keys, [B or 1, keys]; for a static cache [B, places]."""
@@ -41,7 +44,16 @@ def with_cached(cache: Any, ids: Tensor, past: int | Tensor, batch: int) -> Posi
     stored = getattr(cache, STORED, None)
     if stored is None:  # the cached keys had no position_ids: they are 0, 1, 2, …
         stored = torch.arange(past, device=ids.device)[None]
-    before = stored[:, :past]  # assisted decoding may have cropped the cache
+        if readable(ids) and int(ids.min()) > past:
+            warnings.warn(
+                f"the {past} cached keys had no position_ids, so they are taken to be at 0 … {past - 1}; the next "
+                f"token is at {int(ids.min())}. If keys were dropped from the cache, start with a new one, and pass "
+                f"position_ids from the first token on",
+                stacklevel=2,
+            )
+    before = stored
+    if before.shape[1] != past:
+        raise RuntimeError(dropped(past, before.shape[1]))
     rows = max(before.shape[0], ids.shape[0])
     if before.shape[0] not in (1, rows) or ids.shape[0] not in (1, rows):
         raise RuntimeError(
@@ -49,6 +61,14 @@ def with_cached(cache: Any, ids: Tensor, past: int | Tensor, batch: int) -> Posi
             f"cannot match the positions of cached keys to sequences; start with a new cache"
         )
     return Positions(ids, torch.cat([before.expand(rows, -1), ids.expand(rows, -1)], dim=-1))
+
+
+def dropped(keys: int, known: int) -> str:
+    """Returns the words for a cache that does not have as many keys as locant knows of."""
+    return (
+        f"the cache has {keys} keys, and locant knows of {known}: keys were dropped or added by other means than "
+        f"Cache.crop and the swapped model, so the positions of the rest are not known; start with a new cache"
+    )
 
 
 def remember(cache: Any, positions: Tensor) -> None:
@@ -73,18 +93,18 @@ def _in_static(cache: Any, ids: Tensor, past: int | Tensor, batch: int) -> Posit
 
 def _store(cache: Any, positions: Tensor) -> None:
     setattr(cache, STORED, positions)
-    if positions.shape[0] > 1:
-        keep_rows_together(cache)
+    keep_in_step(cache)
 
 
-def keep_rows_together(cache: Any) -> None:
-    """Makes operations that rearrange the rows of a cache rearrange what locant stored on it, too."""
+def keep_in_step(cache: Any) -> None:
+    """Makes operations that rearrange the rows of a cache, or crop it, do the same to what locant stored on it."""
     if "reorder_cache" in vars(cache):
         return
     for name, change in (
         ("reorder_cache", _reorder),
         ("batch_select_indices", _select),
         ("batch_repeat_interleave", _repeat),
+        ("crop", _crop),
     ):
         replace_method(cache, name, change)
 
@@ -105,6 +125,18 @@ def _reorder(cache: Any, rows: Tensor) -> None:
 def _select(cache: Any, rows: Tensor) -> None:
     type(cache).batch_select_indices(cache, rows)
     _rearrange(cache, lambda x: x[rows])
+
+
+def _crop(cache: Any, *args: Any, **kwargs: Any) -> None:
+    before = cache.get_seq_length()
+    type(cache).crop(cache, *args, **kwargs)
+    gone = before - cache.get_seq_length()
+    if gone > 0 and not is_static(cache):
+        positions = getattr(cache, STORED, None)
+        if positions is not None:
+            setattr(cache, STORED, positions[:, : positions.shape[1] - gone])
+        for module, read in getattr(cache, READ, {}).items():
+            getattr(cache, READ)[module] = read[:, :, : read.shape[2] - gone]
 
 
 def _repeat(cache: Any, repeats: int) -> None:

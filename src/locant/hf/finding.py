@@ -60,15 +60,32 @@ def find_family(model: PreTrainedModel) -> Family:
         with watching(base, record=_has_table) as other:
             run(base, probe_inputs(base, tokens.flip(1)))
         found = {path: _mechanism(base, base.get_submodule(path), first, other) for path in paths}
-        mechanism = found[paths[0]]
-        if len(set(found.values())) > 1:
-            raise NotImplementedError(
-                f"{kind} models cannot be swapped: positions enter their stacks of layers in different ways "
-                f"({', '.join(f'{path}: {each}' for path, each in found.items())})"
-            )
+        mechanism = _common(kind, found)
         causal = {path: _is_causal(base, base.get_submodule(path), tokens) for path in paths}
         family = Family(mechanism, stacks=partial(these_stacks, paths), causal=causal)
         return _with_counting(family, base, paths) if isinstance(mechanism, CarriedTable) else family
+
+
+def _common(kind: str, found: dict[str, Mechanism]) -> Mechanism:
+    """The mechanism of all stacks; NotImplementedError if they differ."""
+    each, *others = dict.fromkeys(found.values())
+    if not others:
+        return each
+    # Encoder and decoder of unequal depth. A stack of one layer has one table.
+    tables = [
+        mechanism.paths if isinstance(mechanism, Biases) else (mechanism.path,)
+        for mechanism in (each, *others)
+        if isinstance(mechanism, (Bias, Biases))
+    ]
+    if len(tables) == 1 + len(others):
+        return Biases(tuple(dict.fromkeys(path for paths in tables for path in paths)))
+    kinds = {mechanism.kind for mechanism in found.values()}
+    ways = ", ".join(f"{path or 'the model'}: {mechanism.kind}" for path, mechanism in found.items())
+    what = f"in different ways ({ways})" if len(kinds) > 1 else f"in the same way ({ways}), with other settings in each"
+    raise NotImplementedError(
+        f"{kind} models cannot be swapped: positions enter their stacks of layers {what}, and locant treats all stacks "
+        f"of a model alike"
+    )
 
 
 # ---- stacks ---------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -67,6 +68,10 @@ class SentenceFolder:
 
         The transformer is in the root of `out`, wherever it was.
         """
+        self.copy_modules(out, partial(maximum_length, model))
+
+    def copy_modules(self, out: Path, longest: Callable[[int], int]) -> None:
+        """Copies everything but the transformer into a folder. `longest` maps the old maximum length to the new."""
         for module in self.modules[1:]:
             for path in _files(self.root / module["path"], self.root):
                 copy = out / path.relative_to(self.root)
@@ -75,7 +80,7 @@ class SentenceFolder:
         if (self.root / PROMPTS).is_file():
             shutil.copy(self.root / PROMPTS, out / PROMPTS)
         for path in (self.root / self.modules[0]["path"]).glob(LENGTHS):
-            files.write_json(out / path.name, _with_length(untrusted.read_json(path), model))
+            files.write_json(out / path.name, _with_length(untrusted.read_json(path), longest))
         first, *rest = self.modules
         files.write(out / MODULES, json.dumps([{**first, "path": ""}, *rest], indent=2) + "\n")
 
@@ -168,12 +173,12 @@ def _files(folder: Path, root: Path) -> Iterator[Path]:
             yield path
 
 
-def _with_length(settings: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """The settings of a transformer module, with the lengths that they name raised to that of the model."""
+def _with_length(settings: dict[str, Any], longest: Callable[[int], int]) -> dict[str, Any]:
+    """The settings of a transformer module, with new lengths in place of those that they name."""
     found = dict(settings)
     if found.get("max_seq_length") is not None:
-        found["max_seq_length"] = maximum_length(model, found["max_seq_length"])
+        found["max_seq_length"] = longest(found["max_seq_length"])
     for key in ("tokenizer_args", "processor_kwargs"):
         if "model_max_length" in (found.get(key) or {}):
-            found[key] = {**found[key], "model_max_length": maximum_length(model, found[key]["model_max_length"])}
+            found[key] = {**found[key], "model_max_length": longest(found[key]["model_max_length"])}
     return found

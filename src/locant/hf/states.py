@@ -4,8 +4,8 @@
 module calls, finds the input with `held` and passes it on as the x of `locant.attend`.
 
 A scheme that reads keys needs its `read` outputs of cached keys, too. `remembered` stores them on the cache object, one
-tensor for each attention module, as `cached` does with positions. Operations that rearrange the rows of a cache
-rearrange them.
+tensor for each attention module, as `cached` does with positions. Operations that rearrange the rows of a cache, or
+crop it, do the same to them. Keys that were dropped in another way are noticed by their number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from locant.attention.sides import Remembered, States
-from locant.hf.cached import READ, is_static, keep_rows_together
+from locant.hf.cached import READ, dropped, is_static, keep_in_step
 from locant.hf.methods import replace_method
 from locant.schemes import Scheme
 
@@ -130,16 +130,21 @@ def remembered(module: nn.Module, scheme: Scheme, x: Tensor, cache: Any, lk: int
 def _with_past(module: nn.Module, scheme: Scheme, read: Tensor, cache: Cache, lk: int) -> Tensor:
     """What was read from the keys of the cache and from the new tokens, [B, H, lk, W]."""
     stored = _stored(cache, module)
-    # The new tokens are in the cache already. A sliding cache may have dropped keys; cropped ones are left out.
+    # The new tokens are in the cache already. A sliding cache has dropped keys, and counts them.
     past = cache.get_seq_length(getattr(module, "layer_idx", 0) or 0) - read.shape[2]
     known = 0 if stored is None else stored.shape[2]
-    if stored is None or known < past or stored.shape[0] != read.shape[0]:
+    if stored is None or stored.shape[0] != read.shape[0]:
         rows = 0 if stored is None else stored.shape[0]
         raise RuntimeError(
             f"the cache holds {past} keys of {read.shape[0]} sequences, and {scheme} has read {known} keys of {rows} "
             f"sequences; start with a new cache, filled by this swapped model"
         )
-    every = torch.cat([stored[:, :, :past], read], dim=2)
+    if past == 0 and read.shape[2] == lk:  # the cache was reset
+        _store(cache, module, read)
+        return read
+    if known != past or known + read.shape[2] < lk:
+        raise RuntimeError(dropped(past, known))
+    every = torch.cat([stored, read], dim=2)
     _store(cache, module, every)
     return every[:, :, every.shape[2] - lk :]
 
@@ -154,5 +159,5 @@ def _store(cache: Any, module: nn.Module, read: Tensor) -> None:
         return
     if not hasattr(cache, READ):
         setattr(cache, READ, {})
-        keep_rows_together(cache)
+        keep_in_step(cache)
     getattr(cache, READ)[id(module)] = read

@@ -226,7 +226,7 @@ class Adapting(Step):
 
     def run(self, at: Place, progress: Progress) -> None:
         from locant.adaptation import adapting, sample, scores
-        from locant.adaptation.pooling import pooling_of
+        from locant.hf.pooling import pooling_of
         from locant.hf.sentence_folder import sentence_folder
 
         if (at.model(self.name) / run_folder.DONE).exists():  # killed after the adaptation, before the step's own mark

@@ -27,7 +27,10 @@ def draw_curves(curves: list[Curve], path: Path) -> None:
         for head, line in enumerate(curve.values):
             colour = plt.get_cmap("viridis")(0.9 * head / max(heads - 1, 1))
             axis.plot(curve.r, line, color=colour, linewidth=1.3, label=f"head {head + 1}")
-        axis.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+        if curve.axis == "offset":
+            axis.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+        else:
+            axis.set_xlabel(f"{curve.axis} of the query", fontsize=8)
         axis.set_title(textwrap.fill(curve.spec, 34, break_on_hyphens=False), fontsize=9, loc="left")
         axis.set_title(
             f"{heads} heads, dark to light" if heads > 1 else "all heads", fontsize=7, color="0.45", loc="right"

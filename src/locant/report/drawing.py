@@ -11,7 +11,19 @@ from typing import Any
 
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from locant.report.figures import Figure, Grid, Heat, Intervals, Lines, OneModel, SideBySide, Small, label, number
+from locant.report.figures import (
+    Figure,
+    Grid,
+    Heat,
+    Intervals,
+    Lines,
+    OneModel,
+    SideBySide,
+    Small,
+    Words,
+    label,
+    number,
+)
 from locant.report.numerals import column_texts
 
 COLOURS = ("#0072b2", "#c84e00", "#00835f", "#b5528b", "#a97300", "#3d9bd6", "#5b4a9e", "#5a5f66")
@@ -66,6 +78,8 @@ def _size(figure: Figure) -> tuple[float, float]:
         return max(4.0, CHARACTER * sum(map(_width, _columns(figure)))), 0.8 + LINE * (1 + len(figure.rows))
     if isinstance(figure, Intervals):
         return 6.4, 1.4 + 0.4 * len(figure.rows)
+    if isinstance(figure, Words):
+        return 6.4, 1.2 + LINE * len(figure.words)
     return 6.4, 4.4
 
 
@@ -85,6 +99,8 @@ def _fill(place: Any, figure: OneModel) -> None:
         _grid(axis, figure)
     elif isinstance(figure, Intervals):
         _intervals(axis, figure)
+    elif isinstance(figure, Words):
+        _words(axis, figure)
     else:
         _panel(axis, figure, small=False)
 
@@ -178,6 +194,16 @@ def _intervals(axis: Any, figure: Intervals) -> None:
     axis.set_yticks(range(len(figure.rows)), [f"{row.name}\n{row.word}".strip() for row in figure.rows], fontsize=8)
     axis.set_ylim(len(figure.rows) - 0.5, -0.5)
     axis.set_xlabel(figure.x_label)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _words(axis: Any, figure: Words) -> None:
+    """A bar per token, from the first at the top."""
+    colours = [COLOURS[0] if value < 0 else COLOURS[1] for value in figure.values]
+    axis.barh(range(len(figure.words)), _numbers(figure.values), color=colours)
+    axis.set_yticks(range(len(figure.words)), [word.strip() for word in figure.words], fontsize=8)
+    axis.invert_yaxis()
+    axis.axvline(0, color="0.7", linewidth=0.8)
     axis.spines[["top", "right", "left"]].set_visible(False)
 
 

@@ -139,6 +139,20 @@ class Intervals:
 
 
 @dataclass(frozen=True)
+class Words:
+    """A text with its tokens coloured by a signed number each. A token that begins a word has a space in front."""
+
+    title: str
+    note: str
+    words: Sequence[str]
+    values: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if len(self.words) != len(self.values):
+            raise ValueError(f"text {self.title!r} has {len(self.words)} tokens but {len(self.values)} values")
+
+
+@dataclass(frozen=True)
 class SideBySide:
     """The same figure of two models next to each other; None for a model that does not have it."""
 
@@ -150,7 +164,7 @@ class SideBySide:
     right: OneModel | None
 
 
-OneModel = Lines | Heat | Small | Grid | Intervals
+OneModel = Lines | Heat | Small | Grid | Intervals | Words
 Figure = OneModel | SideBySide
 
 

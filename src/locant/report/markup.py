@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from html import escape
 
-from locant.report.figures import Cell, Figure, Grid, Interval, Intervals, OneModel, SideBySide, number
+from locant.report.figures import Cell, Figure, Grid, Interval, Intervals, OneModel, SideBySide, Words, number
 from locant.report.numerals import column_texts, decimals, text
 
 COLOURS = 8  # defined in page.css, --c0 to --c7
@@ -38,7 +38,33 @@ def _plot(index: int, figure: OneModel | None, side: str) -> str:
         return _intervals(figure)
     if isinstance(figure, Grid):
         return _table(figure)
+    if isinstance(figure, Words):
+        return _words(figure)
     return f'<div class="plot" data-figure="{index}" data-side="{side}"></div>'
+
+
+# ---- words -----------------------------------------------------------------------------------------
+
+
+def _words(figure: Words) -> str:
+    """Tokens with a colour behind them: its strength is the size of the number, its hue the sign."""
+    known = [abs(value) for value in map(number, figure.values) if value is not None]
+    largest = max(known, default=0.0) or 1.0
+    parts = []
+    for word, value in zip(figure.words, figure.values, strict=True):
+        shown = number(value) or 0.0
+        kind = "less" if shown < 0 else "more"
+        space = " " if word.startswith(" ") else "<wbr>"
+        inside = escape(word[1:] if word.startswith(" ") else word) or "&nbsp;"
+        strength = f"{abs(shown) / largest:.3f}"
+        parts.append(
+            f'{space}<mark class="{kind}" style="--a:{strength}" title="{text(shown, 3, 3, plus=True)}">{inside}</mark>'
+        )
+    legend = (
+        f'<p class="key"><mark class="less" style="--a:1">{text(-largest, 3, 3, plus=True)}</mark> <span>0</span> '
+        f'<mark class="more" style="--a:1">{text(largest, 3, 3, plus=True)}</mark></p>'
+    )
+    return f'<p class="coloured">{"".join(parts).strip()}</p>{legend}'
 
 
 # ---- tables ---------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from locant.report.figures import (
     Number,
     Series,
     Small,
+    Words,
     label,
     number,
 )
@@ -52,6 +53,9 @@ def records(figure: Figure) -> list[dict[str, Cell]]:
         ]
     if isinstance(figure, Intervals):
         return _intervals(figure)
+    if isinstance(figure, Words):
+        both = zip(figure.words, figure.values, strict=True)
+        return [{"place": at, "token": word, "value": number(value)} for at, (word, value) in enumerate(both)]
     sides = ((figure.left_name, figure.left), (figure.right_name, figure.right))
     return [{"model": name, **record} for name, side in sides if side is not None for record in records(side)]
 

@@ -57,6 +57,8 @@ class Scheme(nn.Module):
     """`sides` needs the hidden states of the keys."""
     read_width: int = 0
     """Numbers that `read` keeps of each token and head."""
+    read_parameters: ClassVar[tuple[str, ...]] = ()
+    """Names of parameters that `read` alone uses. `terms` does not depend on them, which saves comparing them."""
     mappable: bool = True
     """Its positions or offsets can be mapped. False for a scheme that goes by the order and the number of tokens."""
     has_levels: bool = False
@@ -81,6 +83,9 @@ class Scheme(nn.Module):
     True for the schemes of this package. A subclass does not inherit it: a class from elsewhere declares it itself.
     """
 
+    dims_of_class: ClassVar[tuple[str, ...]] = ()
+    """Which dimensions of the model are attributes of the class, such as properties. Those of an object are its own."""
+
     given: dict[str, Any]
     """The constructor arguments as the caller wrote them, so that str() returns the spec."""
 
@@ -93,8 +98,11 @@ class Scheme(nn.Module):
         super().__init_subclass__(**kwargs)
         if "terms" in cls.__dict__ and "reach" not in cls.__dict__:  # the parent's reach holds for its own terms only
             cls.reach = Scheme.reach  # type: ignore[method-assign]
+        if "terms" in cls.__dict__ and "read_parameters" not in cls.__dict__:  # so does this
+            cls.read_parameters = ()
         if {"embed", "rotate", "terms"} & cls.__dict__.keys() and "takes_reals" not in cls.__dict__:
             cls.takes_reals = False  # so does this
+        cls.dims_of_class = tuple(dim for dim in DIMS if hasattr(cls, dim))
         if "cacheable" not in cls.__dict__:
             cls.cacheable = cls.__module__.startswith(__package__ + ".")
 
@@ -151,6 +159,12 @@ class Scheme(nn.Module):
     def silent(self) -> bool:
         """Whether the scheme has no effect at all, like NoPE."""
         return not (self.embeds or self.rotates or self.has_terms or self.has_sides)
+
+    @property
+    def has_attention_parameters(self) -> bool:
+        """Whether the scheme has parameters that act in attention, not only in the token embeddings."""
+        acts = self.rotates or self.has_terms or self.has_sides
+        return acts and next(self.parameters(), None) is not None
 
     @property
     def position_table(self) -> Tensor | None:

@@ -15,7 +15,8 @@ earlier does not, so a text read backwards has other biases.
 (packed sequences, left padding), they are summed in the order given. Where such positions decrease, they must return to
 the smallest position of the row: a new sequence starts. Anything else raises ValueError, except in compiled code.
 Sequences that share a row need a mask. Tokens that the mask hides from all queries of a call, such as padding, have no
-gate. Keys that are dropped from the middle of a cache take their gates with them.
+gate. Keys that are dropped from the middle of a cache take their gates with them, which would weaken the decay: a
+swapped model notices by the number of keys and raises. `attend` itself sees only the keys that it gets.
 
 **Precision.** The log-gates are float32 or wider and their sums float64. For n tokens the error of c_i − c_j is below
 n² · 2⁻⁵³ · max |ln σ|: with log-gates of −1, 1e-6 after 100,000 tokens in the worst case. For random gates the largest
@@ -43,6 +44,7 @@ class Fox(Scheme):
 
     reads_keys = True
     read_width = 1
+    read_parameters = ("gate", "bias")
     has_levels = True
     mappable = False
     pairwise = False  # the gates between two tokens count
@@ -78,8 +80,11 @@ class Fox(Scheme):
         gates = exact(tokens.read_k[..., 0])
         if tokens.hidden is not None:  # padding between two tokens is not there
             gates = gates.masked_fill(tokens.hidden[:, None], 0.0)
-        of_queries, of_keys = cumulated(gates, tokens.q_pos, tokens.k_pos, str(self))
-        return Sides(query_level=of_queries, key_level=-of_keys)
+        if tokens.positions is None:
+            of_queries, of_keys = _by_index(gates, tokens.q.shape[2])
+        else:
+            of_queries, of_keys = cumulated(gates, *tokens.positions, str(self))
+        return Sides(query_level=of_queries, key_level=of_keys.neg_())
 
     def parameter_count(self) -> int:
         return (self.d_model + 1) * self.n_heads
@@ -92,7 +97,7 @@ class Fox(Scheme):
 def cumulated(gates: Tensor, q_pos: Tensor, k_pos: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Returns c of the queries [B, H, Lq] and of the keys [B, H, Lk], from log-gates [B, H, Lk] of the keys.
 
-    Positions are [B or 1, L]. `name` is that of the scheme, for errors.
+    Both are new tensors. Positions are [B or 1, L]. `name` is that of the scheme, for errors.
     """
     known, rows = readable(q_pos) and readable(k_pos), max(len(q_pos), len(k_pos))
     q_pos, k_pos = (x.expand(rows, -1) for x in (q_pos, k_pos))
@@ -115,7 +120,7 @@ def cumulated(gates: Tensor, q_pos: Tensor, k_pos: Tensor, name: str) -> tuple[T
 def _by_index(gates: Tensor, queries: int) -> tuple[Tensor, Tensor]:
     """In the order given; the queries are the last of the keys."""
     sums = gates.cumsum(-1)
-    return sums[..., sums.shape[-1] - queries :], sums
+    return sums[..., sums.shape[-1] - queries :].clone(), sums
 
 
 def _by_position(gates: Tensor, q_pos: Tensor, ordered: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:

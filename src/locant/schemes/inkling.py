@@ -27,6 +27,7 @@ class Inkling(Scheme):
     """Learned curves, mixed by every query. Parameters: width · (n_heads · d_model + extent)."""
 
     reads_queries = True
+    read_parameters = ("project",)
 
     def __init__(
         self,

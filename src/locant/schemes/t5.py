@@ -27,8 +27,8 @@ class T5(Scheme):
         sides = 2 if bidirectional else 1
         check_int(self, "buckets", buckets, at_least=2 * sides)
         check_int(self, "n_heads", n_heads, at_least=1)
-        if buckets % (2 * sides):
-            raise ValueError(f"t5: buckets must be a multiple of {2 * sides}, got {buckets}")
+        if buckets % sides:
+            raise ValueError(f"t5: buckets must be even, half of them for r > 0; got {buckets}")
         check_int(self, "max_distance", max_distance, at_least=buckets // (2 * sides) + 1)
         self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
         self.n_heads = n_heads

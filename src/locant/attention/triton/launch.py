@@ -183,11 +183,12 @@ class Launch:
 
     def _parts(self, wanted: dict[str, Tensor]) -> int:
         """Into how many parts the blocks of queries of a head are divided. Memory for tables bounds the number."""
-        items = self.batch * triton.cdiv(self.lq, self.blocks.queries)
+        items: int = self.batch * triton.cdiv(self.lq, self.blocks.queries)
+        most: int = triton.cdiv(PROGRAMS, self.heads)
         if not wanted:
-            return min(items, triton.cdiv(PROGRAMS, self.heads)) if self.form.scratch else items
+            return min(items, most) if self.form.scratch else items
         one = 4 * self.heads * sum(x[0].numel() for x in wanted.values())
-        return max(1, min(items, triton.cdiv(PROGRAMS, self.heads), BUFFER_BYTES // one))
+        return max(1, min(items, most, BUFFER_BYTES // one))
 
     def _backward_keys(self, shared: dict[str, Any], grads: dict[str, Tensor]) -> None:
         blocks = triton.cdiv(self.lk, self.blocks.keys) * self.batch * self.kv_heads

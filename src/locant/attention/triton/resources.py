@@ -109,11 +109,11 @@ def _signature(kernel: Any, form: Form) -> tuple[dict[str, Any], dict[Any, Any]]
     signature: dict[str, Any] = {}
     constants: dict[Any, Any] = {}
     for name in kernel.arg_names:
-        kind = form if name == "C" else used[name]
-        if name == "C" or kind is None:
-            signature[name], constants[name] = "constexpr", kind
+        given = form if name == "C" else used[name]
+        if name == "C" or given is None:
+            signature[name], constants[name] = "constexpr", given
         else:
-            signature[name] = kind
+            signature[name] = given
     return signature, constants
 
 

@@ -75,15 +75,19 @@ class TableAndBias(TableAfterPadding):
 class Biases:
     """UMT5: a table of biases in every layer."""
 
-    paths: tuple[str, ...]
+    paths: tuple[str, ...]  # of the deepest stack; a stack of fewer layers has the first of them
     kind: str = "bias"
 
     def silence(self, stack: nn.Module, embed: Scheme | None, keep: bool) -> list[Replaced]:
-        return [*(_unbias(stack, path) for path in self.paths), *add_embedding(stack, embed)]
+        return [*(_unbias(stack, path) for path in self._in(stack)), *add_embedding(stack, embed)]
+
+    def _in(self, stack: nn.Module) -> list[str]:
+        names = {name for name, _ in stack.named_modules()}
+        return [path for path in self.paths if path in names]
 
     def read(self, stack: nn.Module, attentions: list[nn.Module], run: Run) -> Read:
         found = {}
-        for path in self.paths:
+        for path in self._in(stack):
             parent: Any = find(stack, path)[0]
             weight, distance = getattr(parent, path.rpartition(".")[2]).weight, parent.relative_attention_max_distance
             found[parent] = _t5(weight, max_distance=distance, bidirectional=not parent.is_decoder)
@@ -110,7 +114,9 @@ def _unbias(stack: nn.Module, path: str) -> Replaced:
 def _t5(weight: Tensor, *, max_distance: int, bidirectional: bool) -> T5:
     """The scheme of a table [buckets, heads]."""
     buckets, n_heads = weight.shape
+    if bidirectional:  # T5 never reads the last of an odd number of rows
+        buckets -= buckets % 2
     scheme = T5(buckets=buckets, max_distance=max_distance, bidirectional=bidirectional, n_heads=n_heads).to(weight)
     with torch.no_grad():
-        scheme.table.copy_(weight.mT)
+        scheme.table.copy_(weight.mT[:, :buckets])
     return scheme

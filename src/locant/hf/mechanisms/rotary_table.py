@@ -90,8 +90,15 @@ def _rope(model: str, table: Tensor, head_dim: int) -> Rope:
     places = torch.arange(table.shape[0], device=table.device)
     angle = places[:, None].double() * rope.frequencies(places[:1] + 1).flatten().double()
     ours = torch.cat([angle.sin(), angle.cos()], dim=-1)
-    # The angles of the table were rounded to float32: at position n they may be off by n·2^−23.
-    tolerance = 1e-5 + places[:, None] * 2.0**-23
-    if bool(((ours - table.double()).abs() > tolerance).any()):
-        raise NotImplementedError(f"the rotary table of {model} does not have the angles of {rope}")
+    # The angles of the table were rounded to float32: at position n they may be off by n·2^−23. A model in half
+    # precision has rounded the sines and cosines as well.
+    tolerance = 1e-5 + torch.finfo(table.dtype).eps / 2 + places[:, None] * 2.0**-23
+    off = (ours - table.double()).abs()
+    if bool((off > tolerance).any()):
+        where = int((off - tolerance).amax(-1).argmax())
+        raise NotImplementedError(
+            f"cannot read the positions of {model}: its rotary table does not have the angles of {rope}; at position "
+            f"{where} a sine or cosine is off by {float(off[where].max()):.1g}, more than rounding to {table.dtype} "
+            f"explains. It can be swapped to other positions"
+        )
     return rope

@@ -32,14 +32,15 @@ def comparison_page(out: Path) -> Report:
     found = results.outcomes(out, comparison)
     rows = results.table(comparison, found)
     task = find_task(comparison.work.task)
-    first = [next((each for each in found if each.run.scheme == scheme and each.state == "done"), None)
-             for scheme in comparison.schemes]  # fmt: skip
-    learned = [(each, results.learned_curves(out, each)) for each in first if each is not None]
+    done = {scheme: [each for each in found if each.run.scheme == scheme and each.state == "done"]
+            for scheme in comparison.schemes}  # fmt: skip
+    seeds = {scheme: [results.learned_curves(out, each) for each in runs] for scheme, runs in done.items()}
+    learned = [(runs[0], seeds[scheme][0]) for scheme, runs in done.items() if runs]
     sections = (
         ranking_section(comparison, task, rows),
         training_section(comparison, found),
         lengths_section(comparison, task, found, rows),
-        learned_section(task, learned),
+        learned_section(task, learned, seeds),
         invariance_section(comparison, found),
         failures_section(found),
         what_was_run_section(out, comparison, task, found),

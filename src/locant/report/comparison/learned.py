@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from locant.analysis.curve import WHAT, Curve
-from locant.experiments.learned import Learned
+from locant.experiments.learned import Learned, SeedCurve, over_seeds
 from locant.experiments.results import RunResult
 from locant.experiments.tasks import Task
 from locant.report.figures import Figure, Lines, Series, Small, shortened
@@ -15,10 +16,20 @@ First = list[tuple[RunResult, Learned]]
 """The first finished run of each scheme, and its curves."""
 
 
-def learned_section(task: Task, learned: First) -> Section:
-    """Returns the section with one figure for each scheme and quantity."""
+def learned_section(task: Task, learned: First, seeds: Mapping[str, Sequence[Learned]]) -> Section:
+    """Returns the section with one figure for each scheme and quantity, and one over the seeds of a scheme.
+
+    seeds   the curves of all finished runs, by scheme.
+    """
     causal = "Causal" in task.auto
-    figures = [figure for run, curves in learned for figure in _figures(run, curves, causal)]
+    figures = [
+        figure
+        for run, curves in learned
+        for figure in [
+            *_figures(run, curves, causal),
+            *_over_seeds(run.run.scheme, over_seeds(seeds.get(run.run.scheme, ()), causal=causal)),
+        ]
+    ]
     empty = [run.run.scheme for run, curves in learned if not curves.problem and not curves.curves]
     intro = (
         "What the scheme does with the offset between key and query, computed from the parameters of the first seed "
@@ -46,6 +57,33 @@ def _figures(run: RunResult, learned: Learned, causal: bool) -> list[Figure]:
     return figures
 
 
+def _over_seeds(scheme: str, found: list[SeedCurve]) -> list[Figure]:
+    figures: list[Figure] = []
+    for what in dict.fromkeys(each.what for each in found):
+        own = [each for each in found if each.what == what]
+        panels = tuple(
+            Lines(
+                each.place, "", "offset (key − query)", what,
+                (Series("mean over heads", each.r, _short(each.mean), _short(each.low), _short(each.high)),),
+            )
+            for each in own
+        )  # fmt: skip
+        note = (
+            f"The mean over the heads of a layer and over {own[0].seeds} seeds, with the 95 % interval of the mean "
+            "over seeds. Heads have no common order from seed to seed, so only what does not depend on their order "
+            "can be compared. A curve added to the logits is shown without its mean, because a constant has no "
+            "effect. Where the band contains no effect, seeds do not agree on one."
+        )
+        title = f"{scheme}: {what}, over seeds"
+        one = replace(panels[0], title=f"{title}, {panels[0].title}", note=note)
+        figures.append(one if len(panels) == 1 else Small(title, note, panels, columns=min(4, len(panels))))
+    return figures
+
+
+def _short(values: Sequence[float | None]) -> list[float | None]:
+    return [shortened(value, 4) for value in values]
+
+
 def _note(what: str, fixed: bool) -> str:
     if fixed:
         return (
@@ -65,12 +103,13 @@ def _note(what: str, fixed: bool) -> str:
 
 
 def _panel(title: str, curve: Curve, causal: bool) -> Lines:
-    kept = [at for at, r in enumerate(curve.r) if not causal or r <= 0]
+    by_offset = curve.axis == "offset"
+    kept = [at for at, r in enumerate(curve.r) if not causal or not by_offset or r <= 0]
     heads = len(curve.values)
     return Lines(
         title,
         "",
-        "offset (key − query)",
+        "offset (key − query)" if by_offset else f"{curve.axis} of the query",
         curve.what,
         tuple(
             Series(

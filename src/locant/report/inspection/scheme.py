@@ -44,11 +44,28 @@ def _curves(found: Inspection) -> Small:
         heads = len(curve.values)
         names = [f"head {head}" for head in range(1, heads + 1)] if heads > 1 else ["every head"]
         series = (Series(name, curve.r, _short(line)) for name, line in zip(names, curve.values, strict=True))
-        panels.append(Lines(where, "", "offset", curve.what, tuple(series)))
+        x = "offset" if curve.axis == "offset" else f"{curve.axis} of the query"
+        panels.append(Lines(where, "", x, curve.what, tuple(series)))
     note = (
         "The effect of the scheme on the logit at each offset, per layer and head. Trained schemes have smooth curves "
         "that single out near offsets; a flat curve means that training has not used the scheme."
     )
+    fields = {curve.field for _, curve in found.curves}
+    if "levels" in fields:
+        note += (
+            " Levels depend on the tokens; the curves show tokens that are all the same, with hidden states of 0. "
+            "Levels of a text add to that what its tokens differ in."
+        )
+    if "temperature" in fields:
+        note += (
+            " A temperature multiplies the whole logit of a query, by its position. It has a panel of its own, over "
+            "positions, and is not in the other curves."
+        )
+    if "query_side" in fields or "key_side" in fields:
+        note += (
+            " Vectors that meet what is read of a token are shown by their norm; how a token mixes them is not in the "
+            "curves."
+        )
     return Small("Curves", note, tuple(panels), 3)
 
 

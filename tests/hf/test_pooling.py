@@ -15,9 +15,9 @@ import locant
 from locant.adaptation import scores
 from locant.adaptation.agreement import StateAgreement
 from locant.adaptation.distillation import Teacher
-from locant.adaptation.pooling import MODES, Pooling, pooling_of
 from locant.adaptation.windows import Windows
 from locant.cli.commands import POOLING
+from locant.hf.pooling import MODES, Pooling, pooling_of
 from locant.hf.sentence_folder import SentenceFolder, sentence_folder
 from tests import bert, hf_models, sentence_models, words
 from tests.adaptations import TOKENS, adapted

@@ -1,0 +1,279 @@
+"""Retrieval of long documents, as LongEmbed measures it (Zhu et al. 2024, arXiv 2404.12096).
+
+A query must find its document among all documents, by the cosine of their vectors. A query whose document has rank n
+scores 1 / log2(1 + n), or 0 beyond rank 10 (nDCG@10). A model can read a long document in several ways:
+
+    Whole(n)         its first n tokens at once: one vector. The baseline that truncates is Whole(limit of the original)
+    Averaged(n)      pieces of n tokens: one vector, the mean of theirs
+    BestPiece(n)     pieces of n tokens: a vector each, and the most similar one counts
+    LatePieces(n)    all tokens at once, then a vector for each n of them (late chunking, arXiv 2409.04701)
+
+The last two need an index with many vectors per document, so their scores do not compare with those of the others.
+Of every document the first `length` tokens are read, special tokens included.
+
+Intervals are 95 %, by a bootstrap over documents: queries of one document are not independent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from locant.adaptation.batch import padded, to_device
+from locant.adaptation.sample import longest
+from locant.analysis.text import special_tokens
+from locant.hf.modes import evaluating
+from locant.hf.pooling import Pooling
+from locant.runs.text_source import read_bytes
+
+CUT = 10
+"""Last rank that counts."""
+LENGTH = 4096
+"""Tokens that are read of a document."""
+BATCH_TOKENS = 4096
+"""Tokens per forward pass; a longer sequence is a batch of its own."""
+DRAWS = 2000
+"""Samples of the bootstrap."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents, and queries with the number of the document that each must find."""
+
+    documents: tuple[str, ...]
+    queries: tuple[tuple[str, int], ...]
+
+
+def read_collection(path: Path, most: int = 0) -> Collection:
+    """Returns the collection in a file; of more than `most` documents (0: no limit) those evenly spaced over it.
+
+    Each line is a JSON object: {"kind": "doc", "id", "text"}, or {"kind": "query", "doc", "summary"}. A query without a
+    summary has a "text", or a "question".
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    documents: dict[str, str] = {}
+    asked: list[tuple[str, str]] = []
+    for number, line in enumerate(read_bytes(path).decode("utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if row["kind"] == "doc":
+                documents[str(row["id"])] = str(row["text"])
+            elif row["kind"] == "query":
+                asked.append((str(_words(row)), str(row["doc"])))
+            else:
+                raise KeyError(f"kind {row['kind']!r}")
+        except (json.JSONDecodeError, KeyError, TypeError) as problem:
+            raise ValueError(
+                f'{path}, line {number}: each line must be an object {{"kind": "doc", "id", "text"}} or {{"kind": '
+                f'"query", "doc", "summary"}}; {type(problem).__name__}: {problem}'
+            ) from None
+    lost = sorted({name for _, name in asked} - set(documents))
+    if lost:
+        raise ValueError(f"{path} has queries for documents that it does not have: {', '.join(lost[:3])}")
+    names = list(documents)
+    if 0 < most < len(names):
+        names = [names[at * len(names) // most] for at in range(most)]
+    place = {name: number for number, name in enumerate(names)}
+    queries = tuple((text, place[name]) for text, name in asked if name in place)
+    if len(names) < 2 or not queries:
+        raise ValueError(f"{path} has {len(names)} documents and {len(queries)} queries; retrieval needs 2 and 1")
+    return Collection(tuple(documents[name] for name in names), queries)
+
+
+def _words(row: dict[str, Any]) -> Any:
+    return row[next((name for name in ("summary", "text", "question") if name in row), "summary")]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model that makes vectors of texts."""
+
+    model: Any
+    tokenizer: Any
+    pooling: Pooling
+    length: int = LENGTH  # tokens that are read of a text, special tokens included
+
+    @property
+    def limit(self) -> int:
+        """Tokens that the model reads at once."""
+        return longest(self.model, self.length)
+
+    def tokens(self, text: str) -> list[int]:
+        """Returns the tokens of a text without special tokens, as many as are read."""
+        before, after = special_tokens(self.tokenizer)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids[: self.length - len(before) - len(after)]
+
+    def pieces(self, ids: list[int], size: int) -> list[list[int]]:
+        """Returns pieces of `size` tokens, special tokens included."""
+        before, after = special_tokens(self.tokenizer)
+        room = size - len(before) - len(after)
+        if room < 1:
+            raise ValueError(f"a piece of {size} tokens has no room beside its special tokens; use more")
+        return [[*before, *ids[at : at + room], *after] for at in range(0, max(1, len(ids)), room)]
+
+    def vectors(self, rows: Sequence[list[int]]) -> Tensor:
+        """Returns the pooled vectors [n, d] of token sequences."""
+        order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+        found: dict[int, Tensor] = {}
+        for numbers in _batches(order, [len(row) for row in rows]):
+            batch = to_device(padded([rows[number] for number in numbers], self.tokenizer), self.model)
+            vectors = self.pooling(self._states(batch), batch["attention_mask"]).cpu()
+            found.update(zip(numbers, vectors, strict=True))
+        return torch.stack([found[number] for number in range(len(rows))])
+
+    def late(self, ids: list[int], size: int) -> Tensor:
+        """Returns a vector for each `size` tokens of one pass over all of them, [n, d]."""
+        if self.limit < self.length:
+            raise ValueError(f"late pooling reads {self.length:,} tokens at once, and the model reads {self.limit:,}")
+        (row,) = self.pieces(ids, self.length)
+        batch = to_device(padded([row], self.tokenizer), self.model)
+        states = self._states(batch)
+        parts = states.split(size, dim=1)
+        return torch.cat([self.pooling(part, torch.ones(part.shape[:2], device=part.device)) for part in parts]).cpu()
+
+    @torch.no_grad()
+    def _states(self, batch: dict[str, Tensor]) -> Tensor:
+        with evaluating(self.model):
+            states: Tensor = self.model.base_model(**batch).last_hidden_state.float()
+        return states
+
+
+def _batches(order: Iterable[int], lengths: Sequence[int]) -> Iterable[list[int]]:
+    """Groups numbers, sorted by length, so that a padded batch has at most BATCH_TOKENS tokens."""
+    group: list[int] = []
+    for number in order:
+        if group and (len(group) + 1) * lengths[number] > BATCH_TOKENS:
+            yield group
+            group = []
+        group.append(number)
+    if group:
+        yield group
+
+
+class Way(ABC):
+    """A way to read a document."""
+
+    many: bool = False
+    """Whether a document has several vectors."""
+
+    @abstractmethod
+    def vectors(self, reader: Reader, ids: list[int]) -> Tensor:
+        """Returns the vectors [n, d] of a document, each of length 1."""
+
+
+@dataclass(frozen=True)
+class Whole(Way):
+    """The first tokens at once; by default as many as the model reads."""
+
+    tokens: int | None = None
+
+    def vectors(self, reader: Reader, ids: list[int]) -> Tensor:
+        return reader.vectors(reader.pieces(ids, reader.limit if self.tokens is None else self.tokens)[:1])
+
+    def __str__(self) -> str:
+        return "whole" if self.tokens is None else f"first {self.tokens:,} tokens"
+
+
+@dataclass(frozen=True)
+class Averaged(Way):
+    """The mean of the vectors of pieces, scaled to length 1."""
+
+    tokens: int
+    most: int = 0  # pieces that are read, evenly spaced; 0 for all
+
+    def vectors(self, reader: Reader, ids: list[int]) -> Tensor:
+        pieces = reader.pieces(ids, self.tokens)
+        if 0 < self.most < len(pieces):
+            pieces = [pieces[at * len(pieces) // self.most] for at in range(self.most)]
+        return F.normalize(reader.vectors(pieces).mean(0, keepdim=True), dim=-1)
+
+    def __str__(self) -> str:
+        return f"{f'{self.most} ' if self.most else ''}pieces of {self.tokens:,}, averaged"
+
+
+@dataclass(frozen=True)
+class BestPiece(Way):
+    """A vector for each piece."""
+
+    tokens: int
+    many = True
+
+    def vectors(self, reader: Reader, ids: list[int]) -> Tensor:
+        return reader.vectors(reader.pieces(ids, self.tokens))
+
+    def __str__(self) -> str:
+        return f"pieces of {self.tokens:,}, the best one (many vectors)"
+
+
+@dataclass(frozen=True)
+class LatePieces(Way):
+    """A vector for each piece of the token states of one pass."""
+
+    tokens: int
+    many = True
+
+    def vectors(self, reader: Reader, ids: list[int]) -> Tensor:
+        return reader.late(ids, self.tokens)
+
+    def __str__(self) -> str:
+        return f"one pass, pooled in pieces of {self.tokens:,}, the best one (many vectors)"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How well queries find their documents, for one way of reading."""
+
+    way: str
+    ndcg: float
+    low: float
+    high: float
+    accuracy: float  # share of queries whose document comes first
+    each: tuple[float, ...]  # nDCG@10 of each query
+
+
+def evaluate(reader: Reader, collection: Collection, way: Way, seed: int = 0) -> Reading:
+    """Measures a way of reading. Of a query the model reads as many tokens as it can at once."""
+    documents = [way.vectors(reader, reader.tokens(text)) for text in collection.documents]
+    queries = reader.vectors([reader.pieces(reader.tokens(text), reader.limit)[0] for text, _ in collection.queries])
+    similarities = torch.stack([(queries @ vectors.T).amax(1) for vectors in documents], dim=1)
+    wanted = [number for _, number in collection.queries]
+    each = torch.tensor(ndcg(similarities, wanted), dtype=torch.float64)
+    low, high = interval(each, torch.tensor(wanted), seed)
+    return Reading(str(way), float(each.mean()), low, high, float((each == 1).double().mean()), tuple(each.tolist()))
+
+
+def ndcg(similarities: Tensor, wanted: Sequence[int]) -> list[float]:
+    """Returns nDCG@10 of each query, from similarities [queries, documents] and the number of its document.
+
+    A document that is as similar as the wanted one counts as ranked before it.
+    """
+    if not bool(torch.isfinite(similarities).all()):
+        raise ValueError("some similarities are not finite numbers: the model returned NaN or infinity")
+    own = similarities.gather(1, torch.tensor(wanted)[:, None])
+    ranks = (similarities >= own).sum(1).tolist()
+    return [1 / math.log2(1 + rank) if rank <= CUT else 0.0 for rank in ranks]
+
+
+def interval(each: Tensor, document: Tensor, seed: int = 0) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean over queries, by drawing documents with all of their queries."""
+    names, document = torch.unique(document, return_inverse=True)
+    count = len(names)
+    sums = torch.zeros(count, dtype=torch.float64).index_add_(0, document, each.double())
+    sizes = torch.bincount(document, minlength=count).double()
+    drawn = torch.randint(count, (DRAWS, count), generator=torch.Generator().manual_seed(seed))
+    means = sums[drawn].sum(1) / sizes[drawn].sum(1)
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
