@@ -21,7 +21,7 @@ from tests.attention.test_fused_sides import NUMBERS, Distant, Numbers, Vectors
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None or torch.cuda.is_available(),
-    reason="no triton, or a GPU: then python -m locant.attention.triton --selftest compares with eager",
+    reason="no triton (make gpu-proof has it), or a GPU: then python -m locant.attention.triton --selftest compares with eager",
 )
 
 
@@ -348,9 +348,8 @@ def test_too_late_for_the_interpreter(monkeypatch):
     assert "set it before Python starts" in triton.missing_interpreter()
 
 
-def test_auto_takes_it_on_cuda_before_flex_and_never_on_cpus():
-    assert choice.AUTO["cuda"].index("triton") < choice.AUTO["cuda"].index("flex")
-    assert "triton" not in choice.AUTO["cpu"]
+def test_auto_does_not_take_it():
+    assert not any("triton" in names for names in choice.AUTO.values())
     assert (
         choice.choose(prepare(*cases.tensors(dtype=torch.float32), build_scheme("shaw", 4, 8)), "auto").name != "triton"
     )

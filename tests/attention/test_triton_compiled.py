@@ -32,7 +32,12 @@ WITHOUT_SPILLS = [
     (name, kernel, 64, capability)
     for capability in (90,)
     for name in (
-        "plain", "bias", "gain", "query and value (shaw)", "query and key (huang4)", "side vectors of 16 (inkling)",
+        "plain",
+        "bias",
+        "gain",
+        "query and value (shaw)",
+        "query and key (huang4)",
+        "side vectors of 16 (inkling)",
         "levels (fox)",
     )
     for kernel in ("forward", "backward_queries", "backward_keys")

@@ -21,17 +21,17 @@ Back ends:
            not causal, gradients disabled, not compiled;
          - nothing but temperatures, unlimited, and not causal, or causal with consecutive positions and as many
            queries as keys.
-    3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `triton`, `flex`, `sdpa`, `eager`
-       on CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
+    3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
+       CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
        program then has torch's own operators alone, and runs without locant.
 
 `auto` never takes `sdpa` for a scheme that grows towards the future (xpos) unless attention is causal: torch's backward
 pass computes exp(logit − log-sum), which has no correct digit for logits of 1e7 in float32.
 
-`triton` comes before `flex` because it takes every table with gradients, dropout, and memory that is linear in the
-length, and gives the same bits every time. `flex` is left with what `triton` refuses: vectors of more than 256 numbers,
-and machines without triton. No GPU has been available to time one against the other; `python -m
-locant.attention.triton --selftest` does.
+`auto` does not take `triton` yet. It would come before `flex`: it has every table with gradients, dropout, and memory
+that is linear in the length, and gives the same bits every time. But its kernels have run in an interpreter alone,
+which cannot show a race between threads. Once `python -m locant.attention.triton --selftest` has passed on a GPU, it
+goes first in `AUTO["cuda"]`. Until then name it: `impl="triton"`.
 
 In short: on a CPU with gradients, a call with terms goes to `fused`, except decoding with a bias and temperatures at
 most, and calls that `fused` does not support.
@@ -263,7 +263,7 @@ BACKENDS: dict[str, Backend] = {
 
 AUTO: dict[str, tuple[str, ...]] = {
     "cpu": ("fused", "sdpa", "eager"),
-    "cuda": ("triton", "flex", "sdpa", "eager"),
+    "cuda": ("flex", "sdpa", "eager"),
 }
 """By type of device, the order in which `impl="auto"` tries back ends (rule 3)."""
 AUTO_ELSEWHERE = ("sdpa", "eager")

@@ -43,9 +43,7 @@ def diagnose() -> list[Finding]:
         *_diagnose_kernel(),
         _diagnose_triton(gpu),
         Finding("sdpa", True, "torch's own kernel; a bias is a view; no softcap, no sinks"),
-        Finding(
-            "flex", gpu, "for GPUs, where triton cannot" if gpu else "for GPUs; here only forward, to compare with"
-        ),
+        Finding("flex", gpu, "for GPUs" if gpu else "for GPUs; here only forward, to compare with"),
         Finding("eager", True, "the reference; it runs everywhere"),
     ]
 

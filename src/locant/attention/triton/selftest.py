@@ -93,9 +93,9 @@ def compare(
 
 
 def _results(impl: str, by: Scheme, tensors: list[Tensor], grad: Tensor) -> list[Tensor]:
-    leaves = [x.detach().clone().requires_grad_() for x in tensors]
-    out = attend(*leaves, by, causal=True, impl=impl)
-    return [out, *torch.autograd.grad(out, [*leaves, *by.parameters()], grad)]
+    q, k, v = (x.detach().clone().requires_grad_() for x in tensors)
+    out = attend(q, k, v, by, causal=True, impl=impl)
+    return [out, *torch.autograd.grad(out, [q, k, v, *by.parameters()], grad)]
 
 
 def times(length: int, device: torch.device) -> dict[str, dict[str, float]]:
@@ -131,13 +131,13 @@ def _flash_alibi(q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
 
 def seconds(forward: Callable[[], Tensor]) -> float:
     """The median time of a forward and backward pass on the GPU."""
-    found = []
+    found: list[float] = []
     grad = torch.ones_like(forward())
     for _ in range(REPETITIONS + 3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()  # type: ignore[no-untyped-call]
+        start.record()
         forward().backward(grad)
-        end.record()  # type: ignore[no-untyped-call]
+        end.record()
         torch.cuda.synchronize()
         found.append(start.elapsed_time(end) / 1000)
     return sorted(found[3:])[REPETITIONS // 2]
