@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+GPU_VENV := .venv-gpu
 C_FILES := src/locant/attention/fused.c tests/attention/fused_fuzz.c
 
-.PHONY: demo test slow docs dist lint types format clean fuzz hostile mutants mutants-all kill sanitize census census-check
+.PHONY: demo test slow docs dist lint types format clean fuzz hostile mutants mutants-all kill sanitize census census-check gpu-proof gpu-compiled
 
 demo: $(VENV)/ready
 	$(BIN)/locant compare clm --schemes learned,nope,tisa,alibi,rope --seeds 2 --budget 40s -o demo/compare
@@ -53,6 +54,15 @@ kill: $(VENV)/ready
 sanitize: $(VENV)/ready
 	$(BIN)/python -m reliability.sanitize
 
+# The Triton kernels without a GPU; docs/gpu.md has the results. CALLS random calls in the interpreter, 5 s of CPU each.
+CALLS ?= 500
+gpu-proof: $(GPU_VENV)/ready
+	$(GPU_VENV)/bin/python -m pytest -n 2 tests/attention/test_triton.py tests/attention/test_triton_compiled.py
+	TRITON_INTERPRET=1 $(GPU_VENV)/bin/python -m reliability.gpu equality --calls $(CALLS)
+
+gpu-compiled: $(GPU_VENV)/ready
+	$(GPU_VENV)/bin/python -m reliability.gpu compiled
+
 # Every text architecture of transformers, built tiny, swapped and checked; docs/census.md has the results.
 census: $(VENV)/ready
 	$(BIN)/python -m census
@@ -73,9 +83,16 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
+# An environment of its own: with triton installed, every program that imports transformers ends with warnings of triton.
+$(GPU_VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(GPU_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[test,gpu]'
+	touch $@
+
 $(VENV)/docs-ready: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

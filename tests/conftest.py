@@ -1,12 +1,21 @@
 import gc
 import os
 import shutil
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything the tests need is here; before transformers is imported
 torch.set_num_threads(1)  # the tests run in two processes
+
+if find_spec("triton") is not None and not torch.cuda.is_available():
+    # Triton decides at its import whether it interprets. Afterwards nothing may differ for other tests: those of the
+    # Triton back end set the variable again, and processes that tests start do not have it.
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton.language  # noqa: F401
+
+    del os.environ["TRITON_INTERPRET"]
 
 TOGETHER = {
     "tests/analysis/test_variance.py": "variance",

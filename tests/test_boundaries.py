@@ -50,6 +50,7 @@ OPTIONAL = {
     "grp": "not on Windows",
     "pwd": "not on Windows",
     "filelock": "extra",
+    "flash_attn": "optional: the self-test compares with it",
     "matplotlib": "extra",
     "pandas": "optional: only a DataFrame needs it",
     "plotext": "extra",
@@ -76,6 +77,7 @@ LAZY = {
     ("registering", "transformers_config"): "optional dependency: `import locant` works without transformers",
     ("verbs", "experiments"): "optional dependency: Ray",
     ("verbs", "report"): "optional dependency: matplotlib",
+    ("attention", "attention"): "optional dependency: triton",
     ("analysis", "analysis"): "optional dependency: schemes, tables and theory are analysed without transformers",
 }
 """Imports of our own modules inside functions, (importer, imported), and why they are there."""

@@ -26,7 +26,7 @@ def test_findings_without_a_gpu(monkeypatch):
     findings = found(monkeypatch, build.Built(Library(), "built and loaded", "kernel.so", command, 1.26))
     assert {name: finding.active for name, finding in findings.items()} == {
         "python": None, "torch": None, "GPU": None, "fused": True, "its library": None, "cache folder": None,
-        "sdpa": True, "flex": False, "eager": True,
+        "triton": False, "sdpa": True, "flex": False, "eager": True,
     }  # fmt: skip
     assert findings["python"].detail == f"{platform.python_version()} on {platform.platform()}"
     assert findings["torch"].detail == f"{torch.__version__}, {torch.get_num_threads()} threads"
@@ -52,7 +52,22 @@ def test_findings_with_a_gpu(monkeypatch):
     findings = found(monkeypatch, build.Built(None, "no C compiler was found"))
     assert findings["GPU"].detail == "a GPU"
     assert findings["flex"].active is True
-    assert findings["flex"].detail == "the back end for GPUs"
+    assert findings["flex"].detail == "for GPUs"
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["no GPU", "a GPU"])
+def test_findings_about_triton(monkeypatch, gpu):
+    built = build.Built(None, "no C compiler was found")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(diagnosis.triton, "find_spec", lambda name: object())
+    monkeypatch.setattr(diagnosis.metadata, "version", lambda name: "3.9.0")
+    finding = found(monkeypatch, built)["triton"]
+    assert finding.active is gpu
+    assert ("triton 3.9.0: our kernels for GPUs" if gpu else "on CPUs only in Triton's interpreter") in finding.detail
+    monkeypatch.setattr(diagnosis.triton, "find_spec", lambda name: None)
+    finding = found(monkeypatch, built)["triton"]
+    assert (finding.active, finding.detail) == (False, "triton is not installed; pip install 'locant[gpu]'")
 
 
 @pytest.mark.skipif(build.build().library is None, reason="no kernel here; returns with a C compiler")

@@ -3,6 +3,7 @@
 Back ends:
 
     fused   our C kernel, on CPUs
+    triton  our Triton kernels, on CUDA devices; in Triton's interpreter also on CPUs, to test them
     sdpa    torch's `scaled_dot_product_attention`, with the terms in its mask
     flex    torch's FlexAttention, for GPUs
     eager   the reference
@@ -27,28 +28,35 @@ Back ends:
 `auto` never takes `sdpa` for a scheme that grows towards the future (xpos) unless attention is causal: torch's backward
 pass computes exp(logit − log-sum), which has no correct digit for logits of 1e7 in float32.
 
+`auto` does not take `triton` yet. It would come before `flex`: it has every table with gradients, dropout, and memory
+that is linear in the length, and gives the same bits every time. But its kernels have run in an interpreter alone,
+which cannot show a race between threads. Once `python -m locant.attention.triton --selftest` has passed on a GPU, it
+goes first in `AUTO["cuda"]`. Until then name it: `impl="triton"`.
+
 In short: on a CPU with gradients, a call with terms goes to `fused`, except decoding with a bias and temperatures at
 most, and calls that `fused` does not support.
 
 What a back end does not support (`eager` supports everything):
 
-                                                                        fused   sdpa   flex
-    need_weights=True                                                     ×       ×      ×
-    an additive mask                                                      ×              ×
-    a transform of torch.func, forward-mode differentiation               ×       ×      ×
-    a logit that is not a function of the offset alone (pair)             ×              ×
-    far rotations (`Request.far`)                                                 ×      ×
-    a scalar gain                                                                 ×
-    a vector gain, or a value term                                                ×      ×
-    a softcap, or sinks                                                           ×
-    query or key vectors in a scheme without a reach                                     ×
-    offsets that are not consecutive (`Offsets.inverse`)                  ×              ×
-    dropout                                                                              ×
-    float64, also of rotated queries and keys (xpos over a wide span)     ×              ×
+                                                                        fused  triton  sdpa   flex
+    need_weights=True                                                     ×       ×      ×      ×
+    an additive mask                                                      ×       ×             ×
+    a transform of torch.func, forward-mode differentiation               ×       ×      ×      ×
+    a logit that is not a function of the offset alone (pair)             ×       ×             ×
+    far rotations (`Request.far`)                                                 ×      ×      ×
+    a scalar gain                                                                        ×
+    a vector gain, or a value term                                                       ×      ×
+    a softcap, or sinks                                                                  ×
+    query or key vectors in a scheme without a reach                                            ×
+    offsets that are not consecutive (`Offsets.inverse`)                  ×       ×             ×
+    dropout                                                                                     ×
+    float64, also of rotated queries and keys (xpos over a wide span)     ×       ×             ×
     float16, or another device than the CPU                               ×
-    gradients on a CPU                                                                   ×
-    no keys, no heads or a head size of 0                                 ×
-    no C compiler (fused), torch without FlexAttention (flex)             ×              ×
+    a CPU, except in Triton's interpreter                                         ×
+    vectors of more than 256 numbers                                              ×
+    gradients on a CPU                                                                          ×
+    no keys, no heads or a head size of 0                                 ×       ×
+    no C compiler (fused), no triton, torch without FlexAttention (flex)  ×       ×             ×
 """
 
 from __future__ import annotations
@@ -60,7 +68,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from locant.attention import eager, flex, fused, sdpa
+from locant.attention import eager, flex, fused, sdpa, triton
 from locant.attention.build import build
 from locant.attention.request import Request
 from locant.attention.sizes import same
@@ -167,6 +175,39 @@ def sdpa_unsupported(request: Request) -> str | None:
     return NO_TRANSFORMS if _transformed() else None
 
 
+def triton_unsupported(request: Request) -> str | None:
+    """Why `triton` cannot compute a request; None if it can."""
+    device = request.q.device.type
+    if device not in ("cuda", "cpu"):
+        return f"it runs on CUDA devices, and these tensors are on {device}"
+    missing: str | None = _missing_triton(device)
+    if missing is not None:
+        return missing
+    if request.q.dtype not in triton.DTYPES:
+        return f"it computes in float32, from float32, bfloat16 or float16 tensors; these are {request.q.dtype}"
+    if _transformed():
+        return NO_TRANSFORMS
+    if request.content_dtype == torch.float64:
+        return f"it computes in float32, and {request.scheme} needs float64 at these positions"
+    if request.terms.pair is not None:
+        return f"{request.scheme} has a logit that is not a function of the offset alone (pair)"
+    if request.far is not None:
+        return NO_FAR.format(request.scheme)
+    if request.additive is not None:
+        return NO_ADDITIVE
+    if request.need_weights:
+        return NO_WEIGHTS
+    if request.offsets.inverse is not None:
+        return "positions with large gaps, or unknown while compiling, have no table over consecutive offsets"
+    if any(size == 0 for size in (request.k.shape[2], request.q.shape[3], request.v.shape[3], request.k.shape[1])):
+        return "there are no keys, no heads, or a head size is 0"
+    tables = (request.terms.query, request.terms.key)
+    widest = max(request.rotated[0].shape[3], request.v.shape[3], *(x.shape[2] for x in tables if x is not None))
+    if widest > triton.WIDEST:
+        return f"a tile holds vectors of up to {triton.WIDEST} numbers; here they have {widest}"
+    return None
+
+
 def flex_unsupported(request: Request) -> str | None:
     """Why `flex` cannot compute a request; None if it can."""
     terms = request.terms
@@ -213,6 +254,7 @@ NO_TRANSFORMS = "it has no rule for torch.func and forward-mode derivatives"
 
 BACKENDS: dict[str, Backend] = {
     "fused": Backend("fused", fused.attend, fused_unsupported),
+    "triton": Backend("triton", triton.attend, triton_unsupported),
     "sdpa": Backend("sdpa", sdpa.attend, sdpa_unsupported),
     "flex": Backend("flex", flex.attend, flex_unsupported),
     "eager": Backend("eager", eager.attend, eager_unsupported),
@@ -237,5 +279,10 @@ def _missing_kernel() -> str | None:
     return None if built.library is not None else f"the fused kernel is not available: {built.why}"
 
 
+def _missing_triton(device: str) -> str | None:
+    return triton.missing() or (triton.missing_interpreter() if device == "cpu" else None)
+
+
 # The effect of torch.compiler.assume_constant_result, which would import the whole compiler: two seconds.
 _missing_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_missing_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]

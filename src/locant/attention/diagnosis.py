@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
+from importlib import metadata
 
 import torch
 
+from locant.attention import triton
 from locant.attention.build import Built, build, cache_folder
 from locant.attention.choice import choose
 from locant.attention.request import prepare
@@ -39,8 +41,9 @@ def diagnose() -> list[Finding]:
         Finding("torch", None, f"{torch.__version__}, {torch.get_num_threads()} threads"),
         Finding("GPU", None, torch.cuda.get_device_name() if gpu else "none that torch can use"),
         *_diagnose_kernel(),
+        _diagnose_triton(gpu),
         Finding("sdpa", True, "torch's own kernel; a bias is a view; no softcap, no sinks"),
-        Finding("flex", gpu, "the back end for GPUs" if gpu else "for GPUs; here only forward, to compare with"),
+        Finding("flex", gpu, "for GPUs" if gpu else "for GPUs; here only forward, to compare with"),
         Finding("eager", True, "the reference; it runs everywhere"),
     ]
 
@@ -56,6 +59,19 @@ def _diagnose_kernel() -> list[Finding]:
         Finding("its library", None if built.path else False, str(built.path or built.why)),
         Finding("cache folder", False if built.trouble else None, _diagnose_cache(built)),
     ]
+
+
+def _diagnose_triton(gpu: bool) -> Finding:
+    missing = triton.missing()
+    if missing is not None:
+        return Finding("triton", False, missing)
+    if gpu:
+        how = "our kernels for GPUs; check them once with `python -m locant.attention.triton --selftest`"
+        return Finding("triton", True, f"triton {metadata.version('triton')}: {how}")
+    interpreted = triton.missing_interpreter() is None
+    return Finding(
+        "triton", interpreted, "interpreted, to test it" if interpreted else triton.missing_interpreter() or ""
+    )
 
 
 def _diagnose_cache(built: Built) -> str:

@@ -1,0 +1,366 @@
+"""The Triton kernels against `eager` in float64, in Triton's interpreter: output and every gradient.
+
+Tolerances are those of `test_fused.py`. Tiles are 16 × 16 in the interpreter, so 17 queries over 18 keys are four
+tiles, three of them partial. `make gpu-proof` compares more and longer calls.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import locant
+from locant.attention import choice, triton
+from locant.attention.request import prepare
+from tests import cases
+from tests.attention.test_fused import Clipped, build_scheme, check, compare, expect, results, tensors
+from tests.attention.test_fused_sides import NUMBERS, Distant, Numbers, Vectors
+
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None or torch.cuda.is_available(),
+    reason="no triton (make gpu-proof has it), or a GPU: then python -m locant.attention.triton --selftest compares with eager",
+)
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+FAST = ["nope", "tisa", "huang1:clip=3", "huang3:clip=3", "huang4:clip=3,heads=own", "shaw:clip=3", "xl", "rope"]
+SPECS = [
+    pytest.param(spec, marks=[] if spec in FAST else pytest.mark.slow)
+    for spec in cases.SPECS
+    if spec not in cases.PAIRS
+]
+LQ, LK = 17, 18
+KINDS = {
+    "band": {},
+    "causal": {"causal": True},
+    "far": {"q_pos": torch.arange(LQ), "k_pos": torch.arange(LK) + 200},
+    "scatter": {"q_pos": torch.arange(LQ).flip(0), "k_pos": torch.arange(LK) // 2, "causal": True},
+    "packed": {
+        "q_pos": torch.cat([torch.arange(9), torch.arange(8)]),
+        "k_pos": torch.cat([torch.arange(9), torch.arange(9)]),
+        "mask": (torch.arange(LQ) < 9)[:, None] == (torch.arange(LK) < 9),
+        "causal": True,
+    },
+    "window": {"window": (6, 3)},
+    "masked": {"mask": torch.arange(LK)[None, None, None] % 7 != 3},
+    "all masked": {"mask": torch.zeros(1, LK, dtype=torch.bool)},
+    "half hidden": {"mask": (torch.arange(LK) > 15)[None, None, None]},
+}
+
+
+def ours(scheme, given, **how):
+    check(scheme, given, impl="triton", **how)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_equal_to_eager(spec):
+    heads = 4 if "free=2" in spec else 2
+    ours(build_scheme(spec, heads, 8), tensors(1, heads, heads // 2, LQ, LK, 8), causal=True)
+
+
+def every_table():
+    """Every kind of table at once. A sum multiplies gains, so the vector gain is a test of its own."""
+    parts = [locant.scheme(spec, n_heads=2, head_dim=8) for spec in ("huang1:clip=3", "shaw:clip=3,heads=own", "tisa")]
+    return locant.schemes.Sum(*parts, Vectors(5, 3, heads=2), Numbers(NUMBERS[-1], heads=2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_term_in_every_kind_of_tile(kind):
+    torch.manual_seed(1)
+    ours(every_table(), tensors(1, 2, 1, LQ, LK, 8), **KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", ["scatter", "window", "far"])
+def test_a_vector_gain(kind):
+    ours(Clipped("vector gain"), tensors(1, 2, 1, LQ, LK, 8), **KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", ["bias", "gain", "query", "key", "value"])
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [-1, 1], ids=["past", "future"])
+@pytest.mark.parametrize("inside", [0, 1, -1], ids="{} inside".format)
+def test_a_tile_at_the_end_of_the_tables(kind, side, inside):
+    """The first 16 keys are so far away that their nearest offset is 3 − inside; the others are near."""
+    torch.manual_seed(1)
+    far = torch.arange(16) + side * (15 + 3 - inside)
+    ours(Clipped(kind), tensors(1, 2, 1, 16, 32, 8), q_pos=torch.arange(16), k_pos=torch.cat([far, torch.arange(16)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_under_a_softcap_with_sinks(dtype):
+    torch.manual_seed(1)
+    scheme = locant.schemes.Sum(locant.scheme("shaw:clip=7", n_heads=2, head_dim=8), Numbers(NUMBERS[-1]))
+    ours(scheme, tensors(1, 2, 1, LQ, LK, 8, dtype=dtype), softcap=2.5, sinks=torch.randn(2), causal=True)
+
+
+def test_other_head_sizes_and_more_sequences():
+    """A head size that is no power of 2, values of another one, and no shared heads."""
+    ours(build_scheme("tisa", 2, 20), tensors(2, 2, 2, LQ, LQ, 20, 5), sinks=torch.randn(2))
+
+
+def test_rotations_may_widen():
+    """The query term belongs to the queries without the rotation, which may have another dtype."""
+    scheme = locant.schemes.Sum(
+        locant.scheme("rope", head_dim=8), locant.scheme("huang4:clip=3", n_heads=2, head_dim=8)
+    )
+    ours(scheme, tensors(1, 2, 1, LQ, LQ, 8, dtype=torch.bfloat16), causal=True)
+
+
+@pytest.mark.parametrize("mistake", ["sign of r", "one column off", "factor 1.001"])
+def test_a_mistake_is_noticed(mistake):
+    """Faults in the tables, which the comparison must notice."""
+    change = {
+        "sign of r": lambda x: x.flip(1), "one column off": lambda x: x.roll(1, 1), "factor 1.001": lambda x: 1.001 * x,
+    }[mistake]  # fmt: skip
+    scheme, given = Clipped("query"), tensors(1, 2, 1, LQ, LQ, 8)
+    truth, allowed, grad = expect(scheme, given)
+    terms = scheme.terms
+    scheme.terms = lambda r: locant.Terms(query=change(terms(r).query))
+    with pytest.raises(AssertionError, match="from the truth"):
+        compare(results("triton", scheme, given, grad), truth, allowed)
+
+
+def test_tensors_of_any_layout():
+    """As a model makes them: transposed from [B, L, H, D], one out of a stack of three, and expanded."""
+    scheme = build_scheme("tisa", 3, 16)
+    stack = torch.randn(1, LQ, 3, 3, 16)
+    q, k, v = (stack[:, :, i].transpose(1, 2) for i in range(3))
+    ours(scheme, (q, k, v[:, :1].expand(1, 3, LQ, 16)), grad=torch.randn(1, 1, 1, 1).expand(1, 3, LQ, 16))
+
+
+def test_the_same_bits_every_time():
+    scheme, given, grad = build_scheme("shaw:clip=3+tisa", 2, 8), tensors(2, 2, 1, LQ, LQ, 8), torch.randn(2, 2, LQ, 8)
+    first, second = (results("triton", scheme, given, grad) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_gradients_of_tables_are_sums_of_parts(monkeypatch):
+    """Whatever the number of parts, every block of queries is in one of them."""
+    from locant.attention.triton import launch
+
+    scheme, given = build_scheme("toeplitz:clip=3", 2, 8), tensors(1, 2, 1, 40, 40, 8)
+    truth, allowed, grad = expect(scheme, given)
+    for programs in (1, 4):
+        monkeypatch.setattr(launch, "PROGRAMS", programs)
+        compare(results("triton", scheme, given, grad), truth, allowed)
+    monkeypatch.setattr(launch, "BUFFER_BYTES", 1)  # one part is always allowed
+    compare(results("triton", scheme, given, grad), truth, allowed)
+
+
+def test_dropout_drops_the_same_weights_backwards():
+    """With unit vectors as values the output is the weights, and zeros are those that were dropped."""
+    p, length = 0.4, 40
+    scheme = build_scheme("tisa", 2, 8)
+    q, k = torch.randn(1, 2, length, 8), torch.randn(1, 2, length, 8)
+    units = torch.eye(length).expand(1, 2, length, length)
+    torch.manual_seed(5)
+    dropped = locant.attend(q, k, units, scheme, dropout=p, impl="triton")
+    _, weights = locant.attend(q, k, units, scheme, need_weights=True)
+    keep = (dropped != 0).float() / (1 - p)
+    torch.testing.assert_close(dropped, weights * keep)
+    assert abs(float((dropped != 0).double().mean()) - (1 - p)) < 5 * (p * (1 - p) / dropped.numel()) ** 0.5
+    assert not torch.equal(keep[:, 0], keep[:, 1])  # heads drop other weights
+
+    v, grad = torch.randn(1, 2, length, 8), torch.randn(1, 2, length, 8)
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    everything = [*leaves, *scheme.parameters()]
+    torch.manual_seed(5)
+    found = torch.autograd.grad(locant.attend(*leaves, scheme, dropout=p, impl="triton"), everything, grad)
+    _, weights = locant.attend(*leaves, scheme, need_weights=True)
+    for x, y in zip(found, torch.autograd.grad((weights * keep) @ leaves[2], everything, grad), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4 * max(1.0, float(y.abs().max())))
+    call = triton.make_call(prepare(q, k, v, scheme, dropout=p))
+    torch.manual_seed(5)
+    call = call._replace(seed=torch.randint(2**62, (1,)))
+    from locant.attention.triton.launch import Launch
+
+    assert torch.equal(Launch(call, True, True).kept(), keep != 0)
+
+
+def test_autotuning_takes_the_fastest_sizes_once(monkeypatch):
+    """Other sizes of tiles give the same result; those that do not fit on the device are left out."""
+    import triton as library
+
+    from locant.attention.triton import blocks, launch
+
+    small, wide, large = blocks.Blocks(16, 16, 1, 1), blocks.Blocks(16, 32, 1, 1), blocks.Blocks(64, 64, 1, 1)
+    timed = []
+
+    def bench(run):
+        run()
+        timed.append(None)
+        if len(timed) == 3:
+            raise library.runtime.errors.OutOfResources(1, 0, "registers")
+        return 2.0 - len(timed)
+
+    monkeypatch.setattr(library.testing, "do_bench", bench)
+    monkeypatch.setattr(blocks, "CANDIDATES", (small, wide, large))
+    monkeypatch.setattr(blocks, "_fastest", {})
+    monkeypatch.setattr(launch.triton.testing, "do_bench", bench)
+    triton.autotune(True)
+    try:
+        given, scheme = tensors(1, 1, 1, 5, 20, 8), build_scheme("shaw:clip=3", 1, 8)
+        for _ in range(2):
+            with torch.no_grad():
+                found = locant.attend(*given, scheme, impl="triton")
+    finally:
+        triton.autotune(False)
+    assert len(timed) == 3
+    assert list(blocks._fastest.values()) == [wide]
+    torch.testing.assert_close(found, locant.attend(*given, scheme, impl="eager"))
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("width", [16, 64, 128, 256])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_block_sizes_are_powers_of_2(width, itemsize, capability):
+    from locant.attention.triton.blocks import choose_blocks
+
+    for vectors in (False, True):
+        for backward in (False, True):
+            found = choose_blocks(width, vectors, itemsize, capability, backward)
+            assert all(size in (32, 64, 128) for size in found[:2])
+            assert found.queries == found.keys or not (vectors or backward)  # a band is twice a tile then
+
+
+def test_second_gradients():
+    torch.manual_seed(1)
+    scheme = Vectors(3, 2, heads=2, head_dim=4)
+    leaves = [x.requires_grad_() for x in tensors(1, 2, 1, 5, 6, 4)]
+    found = {}
+    for impl in ("triton", "eager"):
+        out = locant.attend(*leaves, scheme, softcap=3.0, impl=impl)
+        inputs = [*leaves, *scheme.parameters()]
+        first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        found[impl] = torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+    for x, y in zip(found["triton"], found["eager"], strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-3, atol=2e-3)
+
+
+def test_a_key_level_of_minus_infinity_hides_a_key():
+    class Hiding(Numbers):
+        def sides(self, tokens):
+            d = tokens.k.double() @ self.weight.double()
+            return locant.terms.Sides(key_level=d.masked_fill(torch.arange(d.shape[-1]) % 3 == 1, -torch.inf))
+
+    scheme, given = Hiding(("key_level",)), tensors(1, 2, 2, 9, 9, 8)
+    found, truth = (locant.attend(*given, scheme, impl=impl) for impl in ("triton", "eager"))
+    torch.testing.assert_close(found, truth)
+
+
+def test_large_levels_lose_nothing():
+    """Levels near 1e6 that nearly cancel. In float32 their differences would be off by 0.06."""
+
+    class Decay(locant.Scheme):
+        causal_only = True
+
+        def sides(self, tokens):
+            level = -(1e6 + 0.3 * torch.arange(tokens.k.shape[2], dtype=torch.float64))[None, None]
+            return locant.terms.Sides(query_level=level[..., -tokens.q.shape[2] :], key_level=-level)
+
+    given = tensors(1, 1, 1, LQ, LQ, 8)
+    found = locant.attend(*given, Decay(), causal=True, impl="triton")
+    truth = locant.attend(*(x.double() for x in given), Decay(), causal=True, impl="eager")
+    assert (found.double() - truth).abs().max() < 2e-6
+
+
+def test_nan_reaches_the_output():
+    scheme, given = build_scheme("tisa", 2, 8), tensors(1, 2, 2, LQ, LQ, 8)
+    given[1][0, 0, 5, 3] = float("nan")
+    found, truth = (locant.attend(*given, scheme, impl=impl) for impl in ("triton", "eager"))
+    assert torch.equal(found.isnan(), truth.isnan())
+    assert found.isnan().any()
+
+
+def test_operators_are_well_formed():
+    scheme = build_scheme("shaw:clip=3", 2, 8)
+    call = triton.make_call(prepare(*(x.requires_grad_() for x in tensors(1, 2, 1, 5, 6, 8)), scheme, causal=True))
+    torch.library.opcheck(
+        triton.forward, (True, *call), test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
+    )
+
+
+def test_compiled_training():
+    """One graph, with our operator in it, and the same gradients."""
+    torch.compiler.reset()
+    scheme = build_scheme("huang4:clip=3", 2, 8)
+    leaves = [x.requires_grad_() for x in tensors(1, 2, 2, LQ, LQ, 8)]
+    compiled = torch.compile(
+        lambda q, k, v: locant.attend(q, k, v, scheme, causal=True, impl="triton"), backend="aot_eager", fullgraph=True
+    )
+    everything = [*leaves, *scheme.parameters()]
+    found = torch.autograd.grad(compiled(*leaves).square().sum(), everything)
+    truth = torch.autograd.grad(locant.attend(*leaves, scheme, causal=True, impl="eager").square().sum(), everything)
+    for x, y in zip(found, truth, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------- what it refuses
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"scheme": cases.build("cope:positions=4").float()}, r"not a function of the offset alone \(pair\)"),
+        ({"scheme": Distant(3)}, "far rotations, which take more than one content product"),
+        ({"need_weights": True}, "does not return weights"),
+        ({"additive_mask": torch.zeros(9, 9)[None, None]}, "does not take additive_mask"),
+        ({"k_pos": torch.arange(9) * 1000, "scheme": locant.scheme("tisa", n_heads=4)}, "positions with large gaps"),
+        ({"given": cases.tensors(lq=9, lk=9)}, "from float32, bfloat16 or float16 tensors; these are torch.float64"),
+        ({"given": tensors(1, 1, 1, 3, 3, 300)}, "vectors of up to 256 numbers; here they have 300"),
+    ],
+    ids=["pair", "far", "weights", "additive", "gaps", "float64", "wide"],
+)
+def test_what_it_refuses(change, reason):
+    change = dict(change)
+    given = change.pop("given", None) or cases.tensors(dtype=torch.float32)
+    with pytest.raises(ValueError, match=f"impl='triton' cannot do this: .*{reason}"):
+        locant.attend(*given, change.pop("scheme", None), impl="triton", **change)
+
+
+def test_without_the_interpreter_it_refuses_cpus(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ValueError, match="it runs on CUDA devices; on CPUs only in Triton's interpreter"):
+        locant.attend(*cases.tensors(dtype=torch.float32), impl="triton")
+
+
+def test_without_triton_it_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(triton, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"triton is not installed; pip install 'locant\[gpu\]'"):
+        locant.attend(*cases.tensors(dtype=torch.float32), impl="triton")
+
+
+def test_too_late_for_the_interpreter(monkeypatch):
+    class Compiled:
+        cache_key = "…"
+
+    class Language:
+        sum = Compiled()
+
+    monkeypatch.setitem(sys.modules, "triton.language", Language)
+    assert "set it before Python starts" in triton.missing_interpreter()
+
+
+def test_auto_does_not_take_it():
+    assert not any("triton" in names for names in choice.AUTO.values())
+    assert (
+        choice.choose(prepare(*cases.tensors(dtype=torch.float32), build_scheme("shaw", 4, 8)), "auto").name != "triton"
+    )
+
+
+def test_nothing_imports_triton_before_the_first_call():
+    code = """
+import sys, torch, locant
+q, k, v = (torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3))
+locant.attend(q, k, v, locant.scheme("huang4:clip=8", n_heads=2, head_dim=8)).sum().backward()
+assert "triton" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, env=os.environ)
+    assert done.returncode == 0, done.stderr
