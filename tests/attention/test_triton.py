@@ -21,7 +21,7 @@ from tests.attention.test_fused_sides import NUMBERS, Distant, Numbers, Vectors
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None or torch.cuda.is_available(),
-    reason="no triton (make gpu-proof has it), or a GPU: then python -m locant.attention.triton --selftest compares with eager",
+    reason="no triton (make gpu-proof installs it), or a GPU (then --selftest of the back end compares with eager)",
 )
 
 
