@@ -212,3 +212,16 @@ def test_a_scheme_with_cached_tables_is_freed():
     del scheme
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("spec", ["tisa", "t5", "kerple@grouped", "toeplitz:clip=4"])
+def test_a_query_far_from_all_keys_makes_no_long_tables(spec):
+    """Room for the next steps is twice the columns. It once was twice the distance: 8 GB for half a billion."""
+    scheme = locant.scheme(spec, n_heads=2, head_dim=4, d_model=8).double()
+    q, k, v = (torch.randn(1, 2, length, 4, dtype=torch.float64) for length in (1, 3, 3))
+    q_pos, k_pos = torch.tensor([500_000_000]), torch.arange(3)
+    with torch.no_grad():
+        found = locant.attend(q, k, v, scheme, q_pos=q_pos, k_pos=k_pos)
+        wanted = locant.attend(q, k, v, scheme, q_pos=q_pos, k_pos=k_pos, impl="eager")
+    torch.testing.assert_close(found, wanted)
+    assert sum(x.numel() for each in tables._cache.values() for x in each.terms.tables().values()) < 10**6
