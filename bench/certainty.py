@@ -6,7 +6,8 @@ WIKITEXT is the folder of WikiText-2: wiki.train.raw to fit and adapt on, wiki.v
 folder with dev.tsv. Two states of all-MiniLM-L6-v2 are measured: fitted, and adapted.
 
 The rules. A first run was stopped after three sets of heads and looked at; then the choice of the damping and the
-centring of bands changed, and random sets went from 10 to 5 and bootstrap samples from 1,000 to 500. A head's noise is that of its curve (`Band.noise`) by the likelihood "vectors"
+centring of bands changed, and random sets went from 10 to 5 and bootstrap samples from 1,000 to 500.
+A head's noise is that of its curve (`Band.noise`) by the likelihood "vectors"
 with the original; the same by "attention" stands beside it. A head is dropped by setting the amplitudes of its kernels
 to 0. K = 24 of the 72 heads are dropped: the most uncertain, the most certain, the ones with the smallest and the
 largest curves (`Band.size`), and 5 random sets; also all heads whose noise is 1 or more, and all 72. The loss is the

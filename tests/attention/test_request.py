@@ -34,7 +34,7 @@ from tests import cases
         ({"q_pos": torch.arange(9, device="meta")}, ValueError, r"q_pos must be on the device of q, cpu; got meta"),
         ({"q_pos": torch.zeros(1, 2, 9, dtype=torch.long)}, ValueError, r"q_pos must be .*; got \[1, 2, 9\]"),
         ({"dropout": 1.0}, ValueError, r"dropout must be at least 0 and below 1, got 1.0"),
-        ({"impl": "flash"}, ValueError, r"unknown impl 'flash'; choose one of: auto, fused, sdpa, flex, eager"),
+        ({"impl": "flash"}, ValueError, r"unknown impl 'flash'; choose one of: auto, fused, triton, sdpa, flex, eager"),
         ({"impl": "sdpa", "need_weights": True}, ValueError, r"impl='sdpa' cannot do this: it does not return weights"),
     ],
 )  # fmt: skip

@@ -14,6 +14,7 @@ from sentence_transformers.sentence_transformer import modules
 import locant
 from locant.adaptation import scores
 from locant.adaptation.agreement import StateAgreement
+from locant.adaptation.card import name_of
 from locant.adaptation.distillation import Teacher
 from locant.adaptation.windows import Windows
 from locant.cli.commands import POOLING
@@ -91,7 +92,7 @@ def test_an_adapted_model_keeps_its_pooling(tmp_path, mode):
     assert abs((after.encode(TEXTS) ** 2).sum(1) - 1).max() < 1e-5
     assert f"pooling: {mode} (as in modules.json of {folder})" in " ".join(done.stdout.split())
     card = " ".join((out / "README.md").read_text().split())
-    assert f"pooled by {mode} (as in modules.json of {Path(folder).name})" in card
+    assert f"pooled by {mode} (as in modules.json of {name_of(str(folder))})" in card
     kept = json.loads((out / "adapt.json").read_text())["table"]
     for model, row in ((before, kept[0]), (after, kept[3])):  # the scores are those of the vectors that users get
         one, two = (model.encode([pair[column] for pair in pairs]) for column in (1, 2))

@@ -170,8 +170,10 @@ def _kernel(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
         scale=request.scale,
         enable_gqa=decided(k.shape[1] != q.shape[1]),
     )
+    if torch.compiler.is_compiling():
+        return out
     node = out.grad_fn
-    if node is not None and not torch.compiler.is_compiling() and "FlashAttentionForCpu" in node.name():
+    if node is not None and "FlashAttentionForCpu" in node.name():
         node.register_hook(_explain_second_derivatives)
     return out
 

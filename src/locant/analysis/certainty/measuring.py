@@ -168,12 +168,7 @@ def certainty(
         draws = _draws(units, len(ids))
         generator = torch.Generator().manual_seed(seed)
         causal = is_causal(part, ids)
-        observe: Any = {
-            "tokens": partial(_by_tokens, tokenizer=tokenizer, causal=causal),
-            "vectors": partial(_by_vectors, original=original),  # type: ignore[arg-type]  # `_kind` has checked it
-            "attention": partial(_by_attention, original=original),
-        }[kind]
-        observations: int = observe(part, units, ids, draws, generator)
+        observations: int = _observer(kind, tokenizer, original, causal=causal)(part, units, ids, draws, generator)
         if not all(unit.scores.drawn for unit in units):
             raise ValueError(f"{type(model).__name__} ran no attention with its schemes; check that it is complete")
     factor = 1.0 if learned_from is None else learned_from / ids.numel()
@@ -190,6 +185,15 @@ def certainty(
     return Certainty(
         kind, temper, level, len(ids), observations, learned_from or ids.numel(), tuple(places), **_joined(found)
     )  # fmt: skip
+
+
+def _observer(kind: str, tokenizer: Any, original: Any, *, causal: bool) -> Any:
+    """Returns the function that adds the scores of a likelihood to the units, and returns the observations."""
+    return {
+        "tokens": partial(_by_tokens, tokenizer=tokenizer, causal=causal),
+        "vectors": partial(_by_vectors, original=original),
+        "attention": partial(_by_attention, original=original),
+    }[kind]
 
 
 @contextmanager
