@@ -151,7 +151,7 @@ CASES.add("config.json is a folder", "config.json", special(os.mkdir))
 CASES.add("config.json is a device", "config.json", special(lambda path: path.symlink_to("/dev/zero")))
 CASES.add("config.json is a loop of links", "config.json", special(lambda path: path.symlink_to(path)))
 CASES.add("a folder that is not there", "there is no folder", lambda folder: locant.load(folder / "none"))
-CASES.add("a path with a null byte", "Repo id must", lambda folder: locant.load("a\0b"))
+CASES.add("a path with a null byte", "there is no folder", lambda folder: locant.load("a\0b"))
 CASES.add(
     "a folder in a file",
     "not a folder",

@@ -60,5 +60,5 @@ def padded(side: str, length: int = 20, pad: int = 0) -> dict[str, torch.Tensor]
 
 def differ(first: torch.Tensor, second: torch.Tensor, mask: torch.Tensor) -> float:
     """The largest difference at tokens that are not padding, by the size of the outputs."""
-    first, second = first[mask.bool()], second[mask.bool()]
+    first, second = first.detach()[mask.bool()], second.detach()[mask.bool()]
     return float((first - second).abs().max() / first.abs().max())
