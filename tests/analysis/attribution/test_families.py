@@ -64,24 +64,18 @@ ATTENTION = [spec for spec in cases.SPECS if not spec.startswith(("learned", "si
 @pytest.mark.parametrize("spec", ATTENTION)
 def test_relevance_is_conserved_with_every_scheme(spec):
     model = hf_models.make("gpt2")
-    try:
-        locant.swap(model, spec)
-    except (NotImplementedError, ValueError, RuntimeError) as refused:
-        pytest.skip(str(refused))
+    locant.swap(model, spec)
     hf_models.spread(model)
     given = inputs(model)
     found = attribute(model, given, output=reading(model, given))
     assert found.error <= NARROW
     assert found.parts
     assert not bool(found.position.any())
-    for flow in found.layers:
-        pairs = flow.relevance.sum()
-        assert float(pairs) == pytest.approx(float(flow.net.sum() + _content(flow)), abs=1e-6)
+    for flow in found.layers:  # GPT-2 is causal: relevance comes from earlier keys, r < 0, and never from later ones
+        assert bool(flow.relevance[:, flow.offsets < 0].any())
+        assert not bool(flow.relevance[:, flow.offsets > 0].any())
+        assert not bool(flow.net[:, flow.offsets > 0].any())
     assert 0 < found.share < 1
-
-
-def _content(flow):
-    return flow.relevance.sum() - flow.net.sum()
 
 
 @pytest.mark.parametrize("spec", ["learned:length=64", "sinusoidal", "sinusoidal+tisa"])
