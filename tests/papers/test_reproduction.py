@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
@@ -43,6 +44,26 @@ def test_what_is_done_is_not_done_again(tmp_path):
     run(at)
     run(reproduction.begin(PAPER, "quick", tmp_path, None))
     assert made_up.CALLS == ["numbers", "fails", "fails"]  # a step that failed is tried again
+
+
+def test_findings_are_enough_to_continue(tmp_path):
+    first = reproduction.begin(PAPER, "quick", tmp_path / "first", None)
+    before = run(first, PAPER.claims[:1])
+    second = tmp_path / "second"
+    for path in ("reproduction.json", "findings"):  # as kept in a repository: no steps, no runs
+        (shutil.copytree if (first.folder / path).is_dir() else shutil.copy)(first.folder / path, made(second) / path)
+    at = reproduction.begin(PAPER, "quick", second, None)
+    assert [step.name for step in reproduction.plan(PAPER.claims[:1], at).left] == []
+    assert [step.name for step in reproduction.plan(PAPER.claims[:1], at).steps] == ["numbers"]
+    assert run(at, PAPER.claims[:1]) == before
+    assert made_up.CALLS == ["numbers"]
+    assert [each.verdict for each in run(at, PAPER.claims[:2])] == [CONFIRMED, CONTRADICTED]
+    assert made_up.CALLS == ["numbers", "numbers"]  # another claim needs the step that was not kept
+
+
+def made(folder):
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def test_a_step_that_was_interrupted_is_done_again(tmp_path):

@@ -2,6 +2,9 @@
 
 The folder records the preset, the version, the sizes and the rules before the first step. With other ones it is
 refused, so a rule cannot change between a run and its verdict.
+
+A claim with a stored finding is not run again. So reproduction.json and findings/ are enough to continue elsewhere:
+runs and models of the finished claims can be deleted.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ class Planned:
     """The steps that a reproduction needs, and how long they take by the formula."""
 
     steps: tuple[Step, ...]
-    left: tuple[Step, ...]  # those that are not done
+    left: tuple[Step, ...]  # those that are not done, of claims without a finding
     seconds: float  # of those that are left, on this machine
     gpu_hours: float  # of all steps, on one A100
 
@@ -99,7 +102,8 @@ def check_data(claims: Sequence[Claim], size: Any, data: Path | None) -> None:
 def plan(claims: Sequence[Claim], at: Place) -> Planned:
     """Returns the steps of the claims, and the time that the remaining ones take."""
     steps = unique(step for claim in claims for step in claim.steps(at))
-    left = [step for step in steps if not is_done(step, at)]
+    needed = unique(step for claim in claims if not has_finding(claim, at) for step in claim.steps(at))
+    left = [step for step in needed if not is_done(step, at)]
     speed, slots = machine_speed(), cores()
     # A step in this process uses all cores, but small models gain little from more than one.
     seconds = sum(step.operations(at) / speed / (slots if step.parallel else 1.3) for step in left)
@@ -139,13 +143,16 @@ def run(claims: Sequence[Claim], at: Place, *, on_step: OnStep = _silent) -> Ite
     """Executes the steps, claim by claim, and yields the finding of each claim as soon as its steps are done.
 
     `on_step` gets a step that begins, its number and the number of all steps, and returns a function that receives the
-    share that is done. A claim whose step fails is not run; the others continue.
+    share that is done. A claim whose step fails is not run; the others continue. A stored finding is yielded as it is.
     """
     with run_folder.held(at.work):
-        total = len(unique(step for claim in claims for step in claim.steps(at)))
+        total = len(unique(step for claim in claims if not has_finding(claim, at) for step in claim.steps(at)))
         begun: set[str] = set()
         failed: dict[str, str] = {}
         for claim in claims:
+            if has_finding(claim, at):
+                yield _read(_finding(claim, at))
+                continue
             for step in claim.steps(at):
                 begun.add(step.name)
                 if step.name in failed or is_done(step, at):
@@ -177,11 +184,19 @@ def _store(at: Place, finding: Finding) -> Finding:
 
 def findings(paper: Paper, at: Place) -> dict[str, Finding]:
     """Returns the stored finding of every claim; NOT_RUN for those without."""
-    found = {}
-    for claim in paper.claims:
-        path = at.folder / FINDINGS / f"{claim.id}.json"
-        found[claim.id] = _read(path) if path.exists() else Finding(claim.id, NOT_RUN)
-    return found
+    return {
+        claim.id: _read(_finding(claim, at)) if has_finding(claim, at) else Finding(claim.id, NOT_RUN)
+        for claim in paper.claims
+    }
+
+
+def has_finding(claim: Claim, at: Place) -> bool:
+    """Whether a claim has been tested in this folder."""
+    return _finding(claim, at).exists()
+
+
+def _finding(claim: Claim, at: Place) -> Path:
+    return at.folder / FINDINGS / f"{claim.id}.json"
 
 
 def _read(path: Path) -> Finding:
