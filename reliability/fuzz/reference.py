@@ -25,13 +25,12 @@ from tests import oracles
 def attention(p: Problem, a: Arithmetic) -> tuple[Tensor, Tensor]:
     """Output [B, H, Lq, Dv] and weights [B, H, Lq, Lk] by the equations of `locant.terms`."""
     k, v = p.all_heads(p.k), p.all_heads(p.v)
-    logit = p.scale * _content(p, a, k)
+    temperature = _temperature(p, a)
+    logit = p.scale * _content(p, a, k, temperature)
     for part in p.parts:
         if part.name in ADDED:
-            logit = logit + _of_offsets(p, part, lambda p, part: ADDED[part.name](p, a, part, k)).to(a.dtype)
-    for part in p.parts:
-        if part.name in TEMPERATURES:
-            logit = logit * TEMPERATURES[part.name](p, a, part)
+            added = _of_offsets(p, part, lambda p, part: ADDED[part.name](p, a, part, k)).to(a.dtype)
+            logit = logit + (added if temperature is None else added * temperature)
     if p.softcap is not None:
         logit = p.softcap * torch.tanh(logit / p.softcap)
     if p.additive is not None:
@@ -109,12 +108,18 @@ def _mapped_positions(p: Problem, mapped: tuple[str, Options]) -> dict[str, Tens
     return {name: maps.positions(*mapped, getattr(p, name)) for name in ("q_pos", "k_pos")}
 
 
-def _content(p: Problem, a: Arithmetic, k: Tensor) -> Tensor:
-    """Σ_t (R q_i)_t gain_t (R k_j)_t, [B, H, Lq, Lk]; with SelfExtend the positions depend on the distance."""
+def _temperature(p: Problem, a: Arithmetic) -> Tensor | None:
+    """The product of all temperatures; None if there is none."""
+    found = [TEMPERATURES[part.name](p, a, part) for part in p.parts if part.name in TEMPERATURES]
+    return math.prod(found[1:], start=found[0]) if found else None
+
+
+def _content(p: Problem, a: Arithmetic, k: Tensor, temperature: Tensor | None) -> Tensor:
+    """τ_i Σ_t (R q_i)_t gain_t (R k_j)_t, [B, H, Lq, Lk]; with SelfExtend the positions depend on the distance."""
     far = [part.map[1] for part in p.parts if part.map is not None and _turns_far(part)]
     if not far:
-        return _product(p, a, k, None)
-    near, before, after = (_product(p, a, k, side) for side in (None, 1, -1))
+        return _product(p, a, k, temperature, None)
+    near, before, after = (_product(p, a, k, temperature, side) for side in (None, 1, -1))
     r, window = p.r[:, None], int(far[0]["window"])
     return torch.where(r < -window, before, torch.where(r > window, after, near))
 
@@ -133,7 +138,7 @@ def _turned_positions(p: Problem, part: Part, side: int | None) -> tuple[Tensor,
     return mapped["q_pos"], mapped["k_pos"]
 
 
-def _product(p: Problem, a: Arithmetic, k: Tensor, side: int | None) -> Tensor:
+def _product(p: Problem, a: Arithmetic, k: Tensor, temperature: Tensor | None, side: int | None) -> Tensor:
     q = p.q
     for part in p.parts:
         if part.name in ROTATIONS:
@@ -144,6 +149,8 @@ def _product(p: Problem, a: Arithmetic, k: Tensor, side: int | None) -> Tensor:
     gains = [_of_offsets(p, part, GAINS[part.name]) for part in p.parts if part.name in GAINS]
     if any(part.name in ROTATIONS for part in p.parts) and q.dtype == a.dtype:  # xpos may have widened them
         q, k = a.store(q), a.store(k)
+    if temperature is not None:  # torch's kernel knows none, and gets queries times the temperature
+        q = a.store(q * temperature) if q.dtype == a.dtype else q * temperature
     vectors = [gain for gain in gains if gain.ndim == 5]
     if vectors:
         pairs = q[:, :, :, None] * k[:, :, None]

@@ -10,9 +10,9 @@ C_FAULTS = (
     ("tanh: a coefficient", "1.3331441581e-1f", "1.3341441581e-1f"),
     ("tanh: the polynomial beyond its range", "size < 0.625f", "size < 0.9f"),
     # ---- softcap and sinks
-    ("softcap: the last vector of a row is not capped", "j += LANES) {\n      float *at = logits + i * TILE_STRIDE + j;\n      store(at, cap", "j += LANES) {\n      if (j + LANES > tile->keys) break;\n      float *at = logits + i * TILE_STRIDE + j;\n      store(at, cap"),
-    ("softcap: its derivative is left out", "  if (call->softcap > 0) uncap_gradients(call, tile, logits, dlogits);\n", ""),
-    ("softcap: hidden pairs have NaN gradients", "choose(logit == -INFINITY, load(at), load(at) * (1.0f - ratio * ratio))", "load(at) * (1.0f - ratio * ratio)"),
+    ("softcap: the last vector of a row is not capped", "j += LANES) {\n      float *at = logits + i * TILE_STRIDE + j;\n      const vec x = load(at) * inverse;", "j += LANES) {\n      if (j + LANES > tile->keys) break;\n      float *at = logits + i * TILE_STRIDE + j;\n      const vec x = load(at) * inverse;"),
+    ("softcap: its derivative is left out", "  if (call->softcap > 0) uncap_gradients(tile, logits, operands.slope, dlogits);\n", ""),
+    ("softcap: hidden pairs have NaN gradients", "choose(load(logits + here) == -INFINITY, given, given * load(slope + here))", "given * load(slope + here)"),
     ("sinks: one of −∞ counts", "sink == -INFINITY ? 0 : 1", "1"),
     ("sinks: the sign of the gradient", "    sum -= (double)expf", "    sum += (double)expf"),
     ("sinks: the gradient of another head", "call->dsinks[b * call->heads + h] =", "call->dsinks[b * call->heads + (h ? h - 1 : h)] ="),

@@ -531,7 +531,7 @@ static NOT_CHECKED void reference_backward(const Reference *r, Int b, Int h, Int
     }
     const double gradient = r->weight[j] * (dweight * r->factor[j] - delta);
     const double of_gradient = r->weight[j] * (size * r->factor[j] + delta_size);
-    /* The slope of the cap is a difference, 1 − t²: its rounding is that of 1, some units of 1e-7. */
+    /* The slope of the cap moves with the rounding of the logit, by some units of 1e-7 however small the slope is. */
     reference_logit_gradient(r, at, gradient * r->slope[j], of_gradient * (r->slope[j] + (c->softcap > 0 ? 0.05 : 0)));
   }
 }

@@ -682,6 +682,7 @@ typedef struct {
   float *transposed; /* memory for a transposed tile */
   float *scaled_q;   /* memory for rows of q times a vector gain */
   float *untempered; /* memory for the logits before the temperature, whose gradient needs them; NULL if not needed */
+  float *slope;      /* memory for the derivative of the softcap; NULL if not needed */
 } Operands;
 
 /* e_i + d_j of query i and keys j … j + LANES − 1; see `read_numbers` */
@@ -829,13 +830,18 @@ static void scatter_logits(const Call *call, const Tile *tile, const Operands *i
   }
 }
 
-/* logit = softcap · tanh(logit / softcap) */
-static void cap_logits(const Call *call, const Tile *tile, float *logits) {
+/* logit = softcap · tanh(logit / softcap). Its derivative, 1 − tanh², is computed as 4e / (1 + e)² with e = exp(−2|x|):
+   where tanh is nearly 1, the difference would consist of rounding. */
+static void cap_logits(const Call *call, const Tile *tile, float *slope, float *logits) {
   const float cap = (float)call->softcap, inverse = (float)(1 / call->softcap);
   for (Int i = 0; i < tile->queries; i++)
     for (Int j = 0; j < tile->keys; j += LANES) {
       float *at = logits + i * TILE_STRIDE + j;
-      store(at, cap * tanh_lanes(load(at) * inverse));
+      const vec x = load(at) * inverse;
+      store(at, cap * tanh_lanes(x));
+      if (!slope) continue;
+      const vec e = exp_lanes((vec)((ivec)x & INT32_MAX) * -2.0f), below = 1.0f + e;
+      store(slope + i * TILE_STRIDE + j, 4.0f * e / (below * below));
     }
 }
 
@@ -846,7 +852,7 @@ static void tile_logits(const Call *call, const Tile *tile, const Operands *in, 
   if (tile->kind == FAR) far_logits(call, tile, in, logits, content);
   if (tile->kind == BAND) band_logits(call, tile, in, logits, content);
   if (tile->kind == SCATTER) scatter_logits(call, tile, in, logits, content);
-  if (call->softcap > 0) cap_logits(call, tile, logits);
+  if (call->softcap > 0) cap_logits(call, tile, in->slope, logits);
   for (Int i = 0; i < n; i++)
     for (Int j = m; j < round_up(m, LANES); j++) logits[i * TILE_STRIDE + j] = -INFINITY;
   if (tile->some_hidden)
@@ -1206,7 +1212,7 @@ typedef struct {
   float *distant, *ddistant, *distant_panels;                                                  /* of a k/v head */
   float *left, *right, *dleft, *dright;                                                        /* of a head */
   double *dquery_level, *dkey_level, *dtemperature;                                            /* of a head */
-  float *untempered;                                                                           /* of a tile */
+  float *untempered, *slope;                                                                   /* of a tile */
   float *column_sum;                                                                           /* one row of a table */
   TableGradients head_grads; /* of one head; then added to those of the thread */
   ColumnSums sums;
@@ -1254,6 +1260,7 @@ static void allocate_backward(const Call *call, Arena *arena, Backward *work) {
     work->temperature = allocate(arena, queries), work->dtemperature = (double *)allocate(arena, 2 * queries);
     work->untempered = allocate(arena, TILE_FLOATS);
   }
+  if (call->softcap > 0) work->slope = allocate(arena, TILE_FLOATS);
   work->scaled_q = allocate(arena, (TILE + BLOCK_ROWS) * width);
   work->rows = allocate(arena, TILE * max_of(width, value_width));
   work->column_sum = allocate(arena, widest);
@@ -1318,15 +1325,14 @@ static void logit_gradients(const Call *call, const Tile *tile, Backward *work, 
   }
 }
 
-/* Multiplies the gradients of capped logits by the derivative of the cap, 1 − (logit / softcap)². Hidden pairs have
-   −∞ there, and a gradient of 0. */
-static void uncap_gradients(const Call *call, const Tile *tile, const float *logits, float *dlogits) {
-  const float inverse = (float)(1 / call->softcap);
+/* Multiplies the gradients of capped logits by the derivative of the cap. Hidden pairs have a gradient of 0, whatever the
+   derivative is. */
+static void uncap_gradients(const Tile *tile, const float *logits, const float *slope, float *dlogits) {
   for (Int i = 0; i < tile->queries; i++)
     for (Int j = 0; j < tile->keys; j += LANES) {
-      const vec logit = load(logits + i * TILE_STRIDE + j), ratio = logit * inverse;
-      float *at = dlogits + i * TILE_STRIDE + j;
-      store(at, choose(logit == -INFINITY, load(at), load(at) * (1.0f - ratio * ratio)));
+      const Int here = i * TILE_STRIDE + j;
+      const vec given = load(dlogits + here);
+      store(dlogits + here, choose(load(logits + here) == -INFINITY, given, given * load(slope + here)));
     }
 }
 
@@ -1595,10 +1601,11 @@ static void backward_tile(const Call *call, const Tile *tile, Backward *work, co
       .transposed = INTERIOR(work->transposed),
       .scaled_q = work->scaled_q,
       .untempered = work->untempered ? INTERIOR(work->untempered) : NULL,
+      .slope = work->slope ? INTERIOR(work->slope) : NULL,
   };
   tile_logits(call, tile, &operands, logits, tables->gain ? INTERIOR(work->content) : NULL);
   logit_gradients(call, tile, work, tables, logits);
-  if (call->softcap > 0) uncap_gradients(call, tile, logits, dlogits);
+  if (call->softcap > 0) uncap_gradients(tile, logits, operands.slope, dlogits);
   value_gradients(call, tile, work, grads);
   if (call->temperature.data) temperature_gradients(tile, work);
   if (grads->bias) collect_scalars(call, tile, work, dlogits, grads->bias);
