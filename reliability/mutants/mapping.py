@@ -29,6 +29,8 @@ TESTS = {
     "src/locant/experiments/trainer.py": ("tests/experiments/test_trainer.py",),
 }
 """Source files in scope -> the tests of their mutants. tests/reliability/test_fuzz.py joins those of attention."""
+NOT_MUTATED = ("src/locant/attention/triton/*",)
+"""Their tests need Triton, which has an environment of its own (`make gpu-proof`)."""
 FUZZ = "tests/reliability/test_fuzz.py"
 CHEAP = 0.03
 """CPU seconds of a test that a mutant of its source file always meets."""
@@ -37,7 +39,11 @@ CHEAP = 0.03
 def files_in_scope(root: Path) -> list[str]:
     """The Python files that are mutated."""
     found = (str(path.relative_to(root)) for path in sorted((root / "src/locant").rglob("*.py")))
-    return [path for path in found if any(fnmatch.fnmatch(path, pattern) for pattern in TESTS)]
+    return [path for path in found if _matches(path, TESTS) and not _matches(path, NOT_MUTATED)]
+
+
+def _matches(path: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
 
 
 def tests_of(root: Path, path: str) -> tuple[str, ...]:
