@@ -180,7 +180,7 @@ def test_a_saved_model_asks_for_its_code_and_never_runs_it(mine, forget, tmp_pat
     path.unlink()
     with pytest.raises(ValueError, match="runs no code of a folder by itself") as refused:
         locant.load(tmp_path / "new")
-    assert f"imports={str(copy)!r} (on the command line: --import {copy})" in str(refused.value)
+    assert str(refused.value).endswith(f"imports={str(copy)!r}")
     done = locant_command("inspect", tmp_path / "new", "-o", tmp_path / "page.html")
     assert f"--import {copy}" in done.stderr
     assert not marker.exists()

@@ -56,7 +56,7 @@ def test_the_most_positional_heads_are_named():
 def test_a_swapped_model_shows_its_curves_and_is_invariant():
     found = inspected(locant.swap(hf_models.make("bert"), "tisa"))
     assert [where for where, _ in found.curves] == ["layer 1", "layer 2"]
-    assert "In attention, its scheme depends on the offset alone, by construction." in verdict(found)
+    assert "In attention, positions enter through the offset alone, by construction." in verdict(found)
     assert max(row.relative for row in found.shifts) < 1e-5
 
 
@@ -253,7 +253,7 @@ def test_errors_come_before_the_model_is_opened(folder, tmp_path, monkeypatch):
         ([tmp_path / "broken"], "config.json is damaged: Expecting property name"),
         ([tmp_path / "file"], "file is not a folder; name the folder"),
         (["./nowhere"], "there is no folder ./nowhere"),
-        ([folder, "--text", tmp_path / "none.txt"], "No such file"),
+        ([folder, "--text", tmp_path / "none.txt"], "none.txt; name a file with text"),
     ):
         code, output = run(*words)
         assert code == 2

@@ -101,6 +101,14 @@ def test_wrong_windows(window):
         locant.attend(*cases.tensors(), window=window)
 
 
+def test_a_window_of_any_size():
+    scheme, given = cases.build("tisa"), cases.tensors(lq=5, lk=5)
+    for impl in ("eager", "auto"):
+        whole = locant.attend(*given, scheme, impl=impl)
+        for window in (2**62, 10**20, (10**20, 4)):
+            torch.testing.assert_close(locant.attend(*given, scheme, window=window, impl=impl), whole)
+
+
 @needs_kernel
 def test_auto_takes_the_kernel():
     given = cases.tensors(dtype=torch.float32)

@@ -1,5 +1,6 @@
 """Comparisons: the data, the same conditions for all schemes, and errors before anything is trained."""
 
+import dataclasses
 import json
 import math
 
@@ -212,6 +213,13 @@ class TestLanguage:
         (tmp_path / "a.txt").write_text("a few words\n" * 5)
         with pytest.raises(ValueError, match=r"has \d+ tokens to (train|test) on"):
             begin(tmp_path / "out", str(tmp_path / "a.txt"))
+
+    def test_a_preset_that_tests_on_too_little_is_named(self, ready):
+        job, here = ready("clm", "gpt2")
+        small = dataclasses.replace(here, preset=dataclasses.replace(here.preset, evaluated=3, longest=1000))
+        least = 1000 * here.preset.length
+        with pytest.raises(ValueError, match=rf"tests on 3 tokens \(evaluated\).*Use evaluated={least} or more"):
+            job.prepare(None, small, 4)
 
 
 def _stream(here):

@@ -72,7 +72,8 @@ def test_the_sentences_of_a_whole_comparison(tmp_path):
         "(difference −0.1333, 95 % interval −0.3231 to +0.0564, 3 seeds).",
         "Better than learned in loss: tisa (−0.45) and alibi (−0.3167).",
         "nope against learned: no difference shown (difference +0.05, 95 % interval −0.3226 to +0.4226, 3 seeds).",
-        "At 1,024 tokens, 8 × the trained length, alibi has the best mean loss: 3.596 (3.783 at 128).",
+        "At 1,024 tokens, 8 × the trained length, alibi has the best mean loss: 3.596 (3.783 at 128). Its "
+        "interval overlaps with that of tisa.",
         "learned cannot read 256, 512 and 1,024 tokens: its positions end at 128.",
     ]
 

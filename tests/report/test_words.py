@@ -75,6 +75,8 @@ def test_texts_that_cannot_be_explained(only_explained):
     model = hf_models.make("bert", vocab_size=len(tokenizer))
     with pytest.raises(ValueError, match=r"explain takes one text, or two"):
         locant.inspect(model, tokenizer=tokenizer, explain=["a", "b", "c"])
+    with pytest.raises(ValueError, match="the text to explain is empty"):
+        locant.inspect(model, tokenizer=tokenizer, explain=["a", " "])
     with pytest.raises(ValueError, match=r"needs a tokenizer to read the text to explain"):
         locant.inspect(model, explain="a")
     one = locant.inspect(model, tokenizer=tokenizer, explain="a cat")

@@ -79,9 +79,9 @@ def _on_attention(rows: list[InvarianceRow]) -> list[str]:
     """What the schemes inside attention are by construction."""
     inside = [row for row in rows if row.quantity == "logits" and row.layer is not None]
     if inside and all(row.exact == 1 for row in inside):
-        return ["In attention, its scheme depends on the offset alone, by construction."]
+        return ["In attention, positions enter through the offset alone, by construction."]
     if any(row.exact == 1 for row in inside):
-        return ["In some layers, its scheme depends on the offset alone, by construction."]
+        return ["In the attention of some layers, positions enter through the offset alone, by construction."]
     return []
 
 

@@ -21,6 +21,8 @@ from locant.schemes.nope import Nope
 from locant.terms import VECTORS, Far, Sides, Terms, default_positions
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FARTHEST = 2**62
+"""A window of this many positions is no limit."""
 SOFTCAPS = (1e-30, 1e30)
 """The smallest and the largest softcap: back ends compute its reciprocal in float32."""
 Window = tuple["int | None", "int | None"]
@@ -206,7 +208,9 @@ def _window(window: int | Window) -> Window:
             f"window must be a whole number ≥ 0, or (left, right) with whole numbers ≥ 0 or None for no limit; "
             f"got {window!r}"
         )
-    return pair[0], pair[1]
+    # No two positions are farther apart than int64 can count.
+    left, right = (None if x is None or x >= FARTHEST else x for x in pair)
+    return left, right
 
 
 def _sinks(sinks: Tensor, q: Tensor, wide: torch.dtype) -> Tensor:

@@ -65,9 +65,8 @@ def table(length: int, layers: int, heads: int, width: int, name: str | None) ->
 def _describe(name: str) -> None:
     """Prints the docstrings of a scheme's file and class, and its options with their defaults."""
     cls = class_of(name)
-    console.print(inspect.getdoc(inspect.getmodule(cls)), markup=False, highlight=False)
-    console.print()
-    console.print(inspect.getdoc(cls), markup=False, highlight=False)
+    texts = (inspect.getdoc(inspect.getmodule(cls)), inspect.getdoc(cls))
+    console.print("\n\n".join(text for text in texts if text), markup=False, highlight=False)
     for option, parameter in cls.arguments().items():
         if option not in DIMS and parameter.default is not inspect.Parameter.empty:
             console.print(f"  {option}={parameter.default}", markup=False, highlight=False)

@@ -37,12 +37,16 @@ def compare(
     preset: str, ray: str | None, report_to: list[str] | None,
 ) -> None:  # fmt: skip
     """Trains a model with each scheme and seed, prints a table and writes a page."""
-    with _Screen() as screen:
-        found = comparing.compare(
-            task, schemes, out=out, data=data, model=model, seeds=seeds, budget=budget, preset=preset, ray=ray,
-            report_to=report_to or (), on_stage=screen.stage, on_begin=screen.begin, on_steps=screen.steps,
-            on_run=screen.run,
-        )  # fmt: skip
+    try:
+        with _Screen() as screen:
+            found = comparing.compare(
+                task, schemes, out=out, data=data, model=model, seeds=seeds, budget=budget, preset=preset, ray=ray,
+                report_to=report_to or (), on_stage=screen.stage, on_begin=screen.begin, on_steps=screen.steps,
+                on_run=screen.run,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        console.print("stopped; the same command continues")
+        raise SystemExit(130) from None
     console.print(terminal_table(found.comparison, found.schemes, found.sentences, console.width))
     page = out / PAGE
     if page.exists():

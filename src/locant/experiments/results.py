@@ -253,6 +253,7 @@ def _longer(comparison: Comparison, rows: list[SchemeResult]) -> list[str]:
         sentences.append(
             f"At {longest:,} tokens, {longest / trained:g} × the trained length, {best.scheme} has the best mean "
             f"{task.metric}: {best.by_length[longest].mean:.4g} ({best.score.mean:.4g} at {trained:,})."
+            f"{_overlapping(best, able, longest)}"
         )
     for row in rows:
         if row.refused:
@@ -261,6 +262,22 @@ def _longer(comparison: Comparison, rows: list[SchemeResult]) -> list[str]:
                 f"{row.scheme} cannot read {_listed([f'{length:,}' for length in row.refused])} tokens: {reasons}."
             )
     return sentences
+
+
+def _overlapping(best: SchemeResult, rows: list[SchemeResult], length: int) -> str:
+    """Returns a sentence about the schemes whose interval at a length overlaps with that of the best."""
+    own = best.by_length[length]
+    others = [row.scheme for row in rows if row is not best and _overlap(own, row.by_length[length])]
+    if not others:
+        return ""
+    return f" Its interval overlaps with {'those' if len(others) > 1 else 'that'} of {_listed(others)}."
+
+
+def _overlap(first: Estimate, second: Estimate) -> bool:
+    """Whether two intervals overlap; without an interval nothing is known, so they may."""
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return True
+    return first.low <= second.high and second.low <= first.high
 
 
 def _missing(comparison: Comparison, rows: list[SchemeResult]) -> list[str]:

@@ -52,7 +52,7 @@ def check(path: str | Path, planned: dict[str, Any]) -> None:
             what = copy if source.endswith(".py") and copy.is_file() else source
             raise ValueError(
                 f"{path} uses the scheme {shortened(name)} of {shortened(source)}, and locant runs no code of a folder "
-                f"by itself. If you trust it, pass imports={str(what)!r} (on the command line: --import {what})"
+                f"by itself. If you trust it, pass imports={str(what)!r}"
             )
         known = imports.code_of(cls)
         if known is not None and code.get("sha256") and known.digest != code["sha256"]:

@@ -135,11 +135,15 @@ def _check_texts(bare: list[Any], texts: tuple[str, ...]) -> None:
     """Raises a ValueError unless there are texts that can be explained, or none."""
     if texts and any(bare):
         raise ValueError("a position table has no output to explain; leave out the text to explain")
-    if len(texts) > 2 or not all(isinstance(text, str) and text.strip() for text in texts):
+    if any(isinstance(text, str) and not text.strip() for text in texts):
+        raise ValueError("the text to explain is empty; pass one with words")
+    if len(texts) > 2 or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"explain takes one text, or two whose embeddings are compared; got {list(texts)!r}")
 
 
 def _read(path: Path) -> str:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}; name a file with text")
     words = text_source.read(path)
     if not words.strip():
         raise ValueError(f"{path} is empty; name a file with text")

@@ -164,6 +164,7 @@ def hooked_before(model):
         (r"output must be a function that returns one number", {"output": lambda out: out.logits}),
         (r"does not depend on the tokens", {"output": lambda out: torch.ones(())}),
         (r"a text needs a tokenizer", {"text": "a text"}),
+        (r"the text is empty", {"text": " ", "tokenizer": object()}),
         (r"integers \[1, tokens\]; got torch.int64 \[2, 6\]", {"text": IDS.repeat(2, 1)}),
         (r"token ids must be in 0 … 59; got 5 … 70", {"text": torch.tensor([[5, 70]])}),
         (r"the text has no tokens", {"text": torch.zeros(1, 0, dtype=torch.long)}),

@@ -147,6 +147,8 @@ def test_refusals():
     model = locant.swap(hf_models.make("bert", num_hidden_layers=1), "tisa:kernels=1")
     with pytest.raises(ValueError, match="nope: no parameters in attention, so there is no learned curve"):
         certainty(hf_models.make("bert"), IDS)
+    with pytest.raises(ValueError, match="nope: no parameters in attention"):  # whatever the text is
+        certainty(hf_models.make("bert"), "too short")
     with pytest.raises(ValueError, match="alibi: no parameters"):
         certainty(locant.swap(hf_models.make("bert"), "alibi"), IDS)
     with pytest.raises(ValueError, match="measured on a text, got an empty text"):

@@ -125,6 +125,8 @@ def _inputs(model: PreTrainedModel, text: Text, tokenizer: Any) -> dict[str, Any
     if isinstance(text, str):
         if tokenizer is None:
             raise ValueError("a text needs a tokenizer: pass tokenizer=, or token ids [1, L] in place of the text")
+        if not text.strip():
+            raise ValueError("the text is empty; pass one with words")
         given = dict(tokenizer(text, return_tensors="pt", verbose=False))
     elif isinstance(text, Tensor):
         given = {"input_ids": text}

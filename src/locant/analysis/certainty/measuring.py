@@ -161,6 +161,8 @@ def certainty(
     logits over the offset.
     """
     _check(model, original, likelihood, level, samples)
+    with encoder_of(model) as part, _as_schemes(part):
+        _learned(part)  # before anything is said about the text
     ids = _ids(model, text, tokenizer, length, sequences)
     with encoder_of(model) as part, _as_schemes(part):
         kind = _kind(part, likelihood, original)
@@ -292,8 +294,8 @@ def _kind(model: PreTrainedModel, likelihood: str, original: PreTrainedModel | N
     return "tokens" if able else "attention"
 
 
-def _units(model: PreTrainedModel, reach: int) -> list[_Unit]:
-    """The schemes of a swapped model that have parameters, each once."""
+def _learned(model: PreTrainedModel) -> dict[Scheme, list[int]]:
+    """The schemes of a swapped model that have parameters, each with the numbers of its layers."""
     plan = plan_of(model)
     assert plan is not None
     placed: dict[Scheme, list[int]] = {}
@@ -308,8 +310,13 @@ def _units(model: PreTrainedModel, reach: int) -> list[_Unit]:
             f"{', '.join(dict.fromkeys(every))}: no parameters in attention, so there is no learned curve to be "
             f"certain of; use a model with a scheme that learns one, such as tisa:kernels=5"
         )
+    return placed
+
+
+def _units(model: PreTrainedModel, reach: int) -> list[_Unit]:
+    """The schemes of a swapped model that have parameters, with room for their scores."""
     units = []
-    for scheme, layers in placed.items():
+    for scheme, layers in _learned(model).items():
         flat = Flat(scheme)
         unit = _Unit(place_of("", layers), scheme, flat, flat.blocks(reach))
         if unit.largest > LARGEST:

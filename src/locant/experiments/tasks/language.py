@@ -88,9 +88,15 @@ class _Language(Task):
         needed = {"train": setting.preset.length, "test": setting.preset.length * setting.preset.longest}
         for part, least in needed.items():
             if counts[part] < least:
+                sizes = f"length={preset.length}, longest={preset.longest}"
+                if part == "test" and preset.evaluated < least:
+                    raise ValueError(
+                        f"the preset tests on {preset.evaluated:,} tokens (evaluated); one sequence of the longest "
+                        f"test has {least:,} ({sizes}). Use evaluated={least} or more"
+                    )
                 raise ValueError(
                     f"{text.name} has {counts[part]:,} tokens to {part} on; it needs {least:,} for one sequence. Use a "
-                    f"longer text, or change the preset: length={preset.length}, longest={preset.longest}"
+                    f"longer text, or change the preset: {sizes}"
                 )
         some = " from all over" if counts["train"] >= count * preset.length else " of"  # a part, or all of it
         return f"{counts['train']:,} tokens{some} {text.name}, tested on {_tested(setting, counts['test']):,} others"
