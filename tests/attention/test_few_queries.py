@@ -165,6 +165,20 @@ def test_layouts(layout):
     torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [7, 16, 20])
+def test_memory_beside_the_rows_is_not_read(size, dtype):
+    """Rows are parts of longer ones, whose rest is NaN."""
+    torch.manual_seed(7)
+    q, k, v = (torch.nn.functional.pad(x, (0, 9), value=torch.nan) for x in tensors(1, 2, 2, 2, 600, size, dtype=dtype))
+    q, k, v = (x[..., :size] for x in (q, k, v))
+    with torch.no_grad():
+        found = locant.attend(q, k, v, None, impl="fused")
+        truth = locant.attend(q.double(), k.double(), v.double(), None, impl="eager")
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(found.double(), truth, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("kind", ["default", "random"])
 @pytest.mark.parametrize(("of_queries", "of_keys"), [(3, None), (16, None), (None, 5), (5, 16), (40, 17)])
 def test_side_vectors(of_queries, of_keys, kind):

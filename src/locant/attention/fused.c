@@ -347,7 +347,7 @@ typedef struct {
   Int bias_heads, gain_heads, query_heads, key_heads, value_heads, level_heads; /* 1 or heads */
   const float *sinks;                                                           /* [heads], NULL if there are none */
   float *lse; /* [batch, heads, queries, 2]: the largest logit, and the logarithm of Σ_j exp(logit − largest); the sink
-                 is one of the logits */
+                 is one of the logits. NULL if no backward pass follows. */
   View grad; /* of the output, float32 */
   View dq, dk, dv, draw_q, draw_k, dleft, dright, ddistant, dquery_level, dkey_level, dtemperature;
   float *dbias, *dgain, *dquery, *dkey, *dvalue, *dlevel; /* as the tables; zero on entry */
@@ -1056,9 +1056,10 @@ static void add_value_terms(const Call *call, const Tile *tile, const float *wei
 static void finish_query(const Call *call, Int b, Int h, Int query, float largest, float sum, float *out) {
   const int sees_nothing = sum == 0;
   for (Int x = 0; x < call->value_dim; x++) out[x] = sees_nothing ? 0 : out[x] / sum;
+  write_rows(&call->out, 0, b, h, query, 1, call->value_dim, VALUE_WIDTH(call), out);
+  if (!call->lse) return; /* no backward pass follows */
   float *lse = call->lse + ((b * call->heads + h) * call->queries + query) * 2;
   lse[0] = sees_nothing ? INFINITY : largest, lse[1] = sees_nothing ? 0 : logf(sum);
-  write_rows(&call->out, 0, b, h, query, 1, call->value_dim, VALUE_WIDTH(call), out);
 }
 
 /* The output of the queries first_query … first_query + TILE − 1 of a head */
