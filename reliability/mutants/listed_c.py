@@ -105,7 +105,7 @@ C_FAULTS = (
     ("few: the last vector of the values is left out", "for (; p < width; p += LANES) add_rows(1, n,", "for (; p + LANES < width; p += LANES) add_rows(1, n,"),
     ("few: the rest of a short vector is left out", "for (Int k = whole; k < n; k++) sum += x[k] * y[k];", ""),
     ("few: one column off", "run.column = span.first - run.q_pos - call->first_offset;", "run.column = span.first - run.q_pos - call->first_offset + 1;"),
-    ("few: the last column begins one key early", "min_of(keys, call->columns - run.column));", "min_of(keys, call->columns - 1 - run.column));"),
+    ("few: the last column begins one key early", "min_of(keys, call->columns - run.column));", "min_of(keys, call->columns - 2 - run.column));"),
     ("few: the vector of the other end", "numbers[j] = after;", "numbers[j] = before;"),
     ("few: gaps count as consecutive in tables of numbers", "  if (!run->span.consecutive) {", "  if (0) {"),
     ("few: gaps count as consecutive in tables of vectors", "if (!run->span.consecutive || size % LANES) {", "if (size % LANES) {"),
