@@ -10,8 +10,9 @@ all keys and values through the caches, so this is the time of Python and of sma
 On a busy machine a thread may wait for a core, and the ratios mean nothing. The time outside the kernel, with
 `--threads 1`, then still compares two versions of locant.
 
-`mask` is torch's kernel with a mask that is there already: no scheme with a bias can be faster. `inkling` and `fox` get
-what they read from hidden states, as q, k and v are given. Written to bench/results/decoding.csv.
+`mask` is torch's kernel with a mask that is there already: with that kernel no scheme with a bias can be faster.
+`inkling` and `fox` get what they read from hidden states, as q, k and v are given. Written to
+bench/results/decoding.csv.
 """
 
 from __future__ import annotations

@@ -67,13 +67,11 @@ def _run(request: Request) -> Tensor:
               for x in (terms.bias, terms.gain, terms.query, terms.key, terms.value, terms.level)]  # fmt: skip
     sinks = None if request.sinks is None else request.sinks.float().contiguous()
     if request.positions is None:
-        held = _counted(1 << (lk - 1).bit_length())
-        first = held.data_ptr()
-        positions = (first + 8 * (lk - lq), first, 0, 0)
+        first = _counted(1 << (lk - 1).bit_length()).data_ptr()
+        positions = [first + 8 * (lk - lq), first, 0, 0]
     else:
-        held = q_pos, k_pos = [x if x.stride(1) == 1 else x.contiguous() for x in request.positions]
-        strides = (0 if x.shape[0] == 1 else x.stride(0) for x in held)
-        positions = (q_pos.data_ptr(), k_pos.data_ptr(), *strides)
+        rows = [x if x.stride(1) == 1 else x.contiguous() for x in request.positions]
+        positions = [*(x.data_ptr() for x in rows), *(0 if x.shape[0] == 1 else x.stride(0) for x in rows)]
     lowest, highest = request.limits
     call = FORMAT.pack(
         b, h, kv, lq, lk, d, dv, raw_q.shape[3], request.k.shape[3],
@@ -106,9 +104,9 @@ def _format() -> Struct:
     """The layout of `Call` in fused.c up to `lse`, and zeros for the gradients."""
     letters = {ctypes.c_int64: "q", ctypes.c_double: "d", ctypes.c_void_p: "Q"}
     found = ""
-    for name, kind in fused.CallStruct._fields_:
-        found += letters.get(kind, "Q4q")
-        if name == "lse":
+    for field in fused.CallStruct._fields_:
+        found += letters.get(field[1], "Q4q")
+        if field[0] == "lse":
             return Struct(f"={found}{ctypes.sizeof(fused.CallStruct) - calcsize(f'={found}')}x")
     raise AssertionError("a call has a field `lse`")
 
