@@ -4,14 +4,15 @@
 
 fp32, H = 12, D = 64, impl="auto", gradients disabled. Every measurement of a scheme has one of plain attention beside
 it, before or after it at random, and the schemes are in a new order in every round. Printed are the median of the
-ratios, their 10th and 90th percentile, and the median time outside torch's kernel. Plain attention passes all keys and
-values through the caches, so this is the time of Python and of small operators with cold caches.
+ratios, their 10th and 90th percentile, and the median time outside the kernel, torch's or ours. Plain attention passes
+all keys and values through the caches, so this is the time of Python and of small operators with cold caches.
 
 On a busy machine a thread may wait for a core, and the ratios mean nothing. The time outside the kernel, with
 `--threads 1`, then still compares two versions of locant.
 
-`mask` is torch's kernel with a mask that is there already: no scheme with a bias can be faster. `inkling` and `fox` get
-what they read from hidden states, as q, k and v are given. Written to bench/results/decoding.csv.
+`mask` is torch's kernel with a mask that is there already: with that kernel no scheme with a bias can be faster.
+`inkling` and `fox` get what they read from hidden states, as q, k and v are given. Written to
+bench/results/decoding.csv.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,8 @@ from measuring import RESULTS, command_line, print_versions, write_csv
 from torch import Tensor
 
 import locant
+from locant.attention import fused_direct
+from locant.attention.build import build
 from locant.attention.sides import Remembered
 
 HEADS, SIZE = 12, 64
@@ -48,19 +52,21 @@ def attention(name: str, batch: int, keys: int) -> Run:
 
 
 class Clock:
-    """torch's kernel, with the time it took in the last call."""
+    """A kernel, with the time it took in its last call."""
 
-    def __init__(self) -> None:
-        self.kernel, self.seconds = F.scaled_dot_product_attention, 0.0
+    seconds = 0.0  # shared: of the last call of any kernel
 
-    def __call__(self, *args: object, **how: object) -> Tensor:
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function = function
+
+    def __call__(self, *args: object, **how: object) -> Any:
         start = time.perf_counter()
-        out: Tensor = self.kernel(*args, **how)
-        self.seconds = time.perf_counter() - start
+        out = self.function(*args, **how)
+        Clock.seconds = time.perf_counter() - start
         return out
 
 
-kernel = Clock()
+kernel = Clock(F.scaled_dot_product_attention)
 
 
 def main() -> None:
@@ -77,6 +83,9 @@ def main() -> None:
     torch.set_grad_enabled(False)
     print_versions("torch", "locant", threads=torch.get_num_threads())
     F.scaled_dot_product_attention = kernel  # type: ignore[assignment]
+    if build().library is not None:
+        ours = Clock(fused_direct._kernel())
+        fused_direct._kernel = lambda: ours  # type: ignore[assignment]
     q, k, v = (torch.randn(options.batch, HEADS, n, SIZE) for n in (1, options.keys, options.keys))
     runs = {name: attention(name, options.batch, options.keys) for name in options.names}
 
@@ -96,10 +105,10 @@ def main() -> None:
         for name in order:
             first = random.random() < 0.5
             before = timed(kernel) if first else 0.0
-            ours = timed(runs[name])
-            outside[name].append(ours - kernel.seconds)
+            seconds = timed(runs[name])
+            outside[name].append(seconds - Clock.seconds)
             plain.append(before if first else timed(kernel))
-            ratios[name].append(ours / plain[-1])
+            ratios[name].append(seconds / plain[-1])
     milliseconds = 1000 * statistics.median(plain)
     print(f"{options.keys} keys, batch {options.batch}, plain {milliseconds:.2f} ms, {len(ratios[order[0]])} rounds")
     rows = []

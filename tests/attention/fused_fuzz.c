@@ -124,6 +124,10 @@ static Int random_length(void) {
 static void random_sizes(Call *c) {
   c->batch = between(1, 3), c->kv_heads = between(1, 3), c->heads = c->kv_heads * between(1, 3);
   c->queries = random_length(), c->keys = random_length();
+  if (one_in(4)) { /* decoding: up to several chunks of keys, and one query more than FEW_QUERIES */
+    c->queries = between(1, FEW_QUERIES + 1);
+    c->keys = one_in(2) ? c->keys : ONE_OF(CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 1, 1300);
+  }
   if (c->queries * c->keys > 20000) c->batch = between(1, 2), c->kv_heads = between(1, 2), c->heads = 2;
   c->head_dim = one_in(8) ? ONE_OF(64, 80, 128, 129) : between(1, 40);
   c->value_dim = one_in(8) ? ONE_OF(64, 80, 128, 129) : one_in(2) ? c->head_dim : between(1, 40);

@@ -112,12 +112,27 @@ def test_sdpa_computes_plain_calls():
 
 
 @needs_kernel
-def test_sdpa_computes_decoding_with_a_bias():
+def test_fused_computes_a_decoding_step():
+    """Up to 4 queries without gradients, where its kernel reads keys in place."""
+    for spec in ("tisa", "huang4:clip=3", "shaw:clip=3", "alibi:scaled=true", "logn"):
+        assert "fused" == chosen(spec, lq=1, causal=True) == chosen(spec, lq=4, causal=True)
+    own = {"q_pos": torch.tensor([90]), "k_pos": torch.arange(50) * 2}
+    assert "fused" == chosen("tisa", lq=1, **own) == chosen("tisa", lq=1, mask=torch.ones(2, 50, dtype=torch.bool))
+    assert chosen("tisa", lq=5, causal=True) == "sdpa"
+    assert chosen("tisa", lq=1, dropout=0.1) == "sdpa"
+    assert chosen("tisa", lq=1, dtype=torch.float64) == "sdpa"
+    assert chosen("tisa", lq=1, additive_mask=torch.zeros(1, 50)) == "sdpa"
+
+
+@needs_kernel
+def test_sdpa_computes_decoding_with_a_bias_and_gradients():
     for spec in ("nope", "tisa"):
-        assert "sdpa" == chosen(spec, lq=1, causal=True) == chosen(spec, lq=32, causal=True, grad=True)
+        assert "sdpa" == chosen(spec, lq=1, causal=True, grad=True) == chosen(spec, lq=32, causal=True, grad=True)
+        assert chosen(spec, lq=32, causal=True) == "sdpa"
         assert chosen(spec, lq=33, causal=True, grad=True) == "fused"
+    assert chosen("nope", lq=1, causal=True) == chosen("rope", lq=1, causal=True) == "sdpa"  # nothing to add
     assert chosen("tisa", lq=32, lk=32, grad=True) == "fused"
-    assert chosen("huang4:clip=3", lq=1, causal=True) == "fused"
+    assert chosen("huang4:clip=3", lq=1, causal=True, grad=True) == "fused"
 
 
 @needs_kernel
@@ -129,12 +144,13 @@ def test_sdpa_computes_decoding_with_a_bias():
     ],
 )  # fmt: skip
 def test_decoding_with_numbers_and_vectors_of_each_token(scheme, name):
-    """A mask for one query costs `sdpa` little, except products with all keys."""
-    q, k, v = cases.tensors(lq=1, lk=50, dtype=torch.float32)
-    with torch.no_grad():
-        assert choose(prepare(q, k, v, scheme, causal=True), "auto").name == name
-    in_training = "sdpa" if isinstance(scheme, Numbers) and "temperature" in scheme.names else "fused"
-    assert choose(prepare(q, k, v, scheme, causal=True), "auto").name == in_training
+    """A mask for a few queries costs `sdpa` little, except products with all keys."""
+    for lq in (1, 5):
+        q, k, v = cases.tensors(lq=lq, lk=50, dtype=torch.float32)
+        with torch.no_grad():
+            assert choose(prepare(q, k, v, scheme, causal=True), "auto").name == (name if lq > 4 else "fused")
+        in_training = "sdpa" if isinstance(scheme, Numbers) and "temperature" in scheme.names else "fused"
+        assert choose(prepare(q, k, v, scheme, causal=True), "auto").name == in_training
 
 
 @needs_kernel
@@ -182,7 +198,7 @@ def test_auto_takes_sdpa_for_xpos_only_if_causal():
 
 def test_every_back_end_has_its_own_name_and_functions():
     for name, backend in choice.BACKENDS.items():
-        module = getattr(choice, name)
+        module = choice.fused_direct if name == "fused" else getattr(choice, name)
         assert (backend.name, backend.attend) == (name, module.attend)
         assert backend.unsupported is getattr(choice, f"{name}_unsupported")
     assert list(choice.BACKENDS) == ["fused", "triton", "sdpa", "flex", "eager"]

@@ -173,8 +173,9 @@ def test_the_mask_of_a_step_is_one_view_of_the_cached_table(spec, tokens, monkey
     masks, original = [], sdpa._kernel
     monkeypatch.setattr(sdpa, "_kernel", lambda *args, **how: masks.append(args[4]) or original(*args, **how))
     scheme = cases.build(spec).float()
-    tokens.step(scheme, 30)
-    tokens.step(scheme, 31)
+    tokens.step(scheme, 30, impl="sdpa")
+    tokens.step(scheme, 31, impl="sdpa")
+    assert len(masks) == 2
     table = tables._cache[scheme].terms.bias
     assert all(mask.untyped_storage().data_ptr() == table.untyped_storage().data_ptr() for mask in masks)
 

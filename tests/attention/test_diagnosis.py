@@ -77,7 +77,7 @@ def test_choices_on_a_cpu(monkeypatch):
     columns = ("reading", "training", "in bfloat16", "in float64", "decoding")
     rows = {
         "rope": ("sdpa", "sdpa", "sdpa", "sdpa", "sdpa"),
-        "tisa": ("fused", "fused", "fused", "sdpa", "sdpa"),
+        "tisa": ("fused", "fused", "fused", "sdpa", "fused"),
         "huang4:clip=64": ("fused", "fused", "fused", "sdpa", "fused"),
         "huang3:clip=64": ("fused", "fused", "fused", "eager", "fused"),
         "shaw:clip=64": ("fused", "fused", "fused", "eager", "fused"),

@@ -106,6 +106,26 @@ def test_compiled_steps_after_a_right_padded_prompt(spec):
         torch.testing.assert_close(found[row], alone[0, length:], **EXACT)
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "counted"),
+    [(range(5), [5], True), (range(5), [6], False), (range(1, 6), [6], False), ([0, 1, 1, 2, 3], [5], False)],
+    ids=["counted", "a gap", "from 1", "a repeat"],
+)
+def test_a_step_whose_positions_count_from_zero_passes_none(first, then, counted):
+    """`generate` passes position_ids in every step; `attend` is faster without them."""
+    model = locant.swap(make("llama", AutoModelForCausalLM), "tisa")
+    first, then = torch.tensor([*first])[None], torch.tensor(then)[None]
+    with torch.no_grad():
+        kept, calls = DynamicCache(), []
+        model(IDS[:, :5], position_ids=first, past_key_values=kept, use_cache=True)
+        with observing(after=lambda call, out: calls.append(call.arguments())):
+            step = model(IDS[:, 5:6], position_ids=then, past_key_values=kept).logits
+        whole = model(IDS[:, :6], position_ids=torch.cat([first, then], -1)).logits
+    assert calls
+    assert all((call["q_pos"] is None) == (call["k_pos"] is None) == counted for call in calls)
+    torch.testing.assert_close(step, whole[:, 5:], rtol=0, atol=3e-5)
+
+
 @pytest.mark.filterwarnings("ignore:the 5 cached keys had no position_ids")
 def test_in_chunks_and_far_away():
     def run(model):

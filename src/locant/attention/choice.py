@@ -13,7 +13,10 @@ Back ends:
 `impl="auto"` takes the first of these:
 
     1. `eager` under a transform of `torch.func` and in forward-mode differentiation.
-    2. `sdpa` where positions cost it little (`cheap_for_sdpa`): `sdpa` supports the call, and one of these holds,
+    2. `fused` for a decoding step (`Request.decoding`) with terms or sides, gradients disabled, not compiled, where
+       its kernel reads keys and values in place: up to 4 queries, up to 32 of heads that share a key/value head, no
+       vector gain, no far rotations, no dropout.
+    3. `sdpa` where positions cost it little (`cheap_for_sdpa`): `sdpa` supports the call, and one of these holds,
        tested in this order:
          - decoding (`Request.decoding`), gradients disabled: nothing but a bias, query vectors, levels, temperatures;
          - decoding: nothing but a bias and temperatures;
@@ -21,7 +24,7 @@ Back ends:
            not causal, gradients disabled, not compiled;
          - nothing but temperatures, unlimited, and not causal, or causal with consecutive positions and as many
            queries as keys.
-    3. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
+    4. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
        CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
        program then has torch's own operators alone, and runs without locant.
 
@@ -68,7 +71,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from locant.attention import eager, flex, fused, sdpa, triton
+from locant.attention import eager, flex, fused, fused_direct, sdpa, triton
 from locant.attention.build import build
 from locant.attention.request import Request
 from locant.attention.sizes import same
@@ -101,6 +104,8 @@ def choose(request: Request, impl: str) -> Backend:
 def _choose_automatically(request: Request) -> Backend:
     if _transformed():
         return BACKENDS["eager"]  # torch.func has rules for every operation in it
+    if _cheap_for_fused(request):
+        return BACKENDS["fused"]
     if cheap_for_sdpa(request):
         return BACKENDS["sdpa"]
     order = AUTO_ELSEWHERE if exporting() else AUTO.get(request.q.device.type, AUTO_ELSEWHERE)
@@ -114,8 +119,17 @@ def _too_large_for_sdpa(request: Request) -> bool:
     return request.scheme.grows and (highest is None or highest > 0)
 
 
+def _cheap_for_fused(request: Request) -> bool:
+    """Whether `fused` reads keys and values in place: rule 2 of `impl="auto"`."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not request.decoding:
+        return False
+    if not request.terms.used() and not request.sides.used():
+        return False  # nothing that torch's kernel does not have
+    return fused_direct.reads_in_place(request) and fused_unsupported(request) is None
+
+
 def cheap_for_sdpa(request: Request) -> bool:
-    """Whether positions cost `sdpa` little: rule 2 of `impl="auto"`."""
+    """Whether positions cost `sdpa` little: rule 3 of `impl="auto"`."""
     if sdpa_unsupported(request) is not None or _too_large_for_sdpa(request):
         return False
     terms, sides = set(request.terms.used()), set(request.sides.used())
@@ -137,7 +151,7 @@ def cheap_for_sdpa(request: Request) -> bool:
 
 def fused_unsupported(request: Request) -> str | None:
     """Why `fused` cannot compute a request; None if it can."""
-    if request.q.device.type != "cpu":
+    if not request.q.is_cpu:
         return f"it runs on CPUs, and these tensors are on {request.q.device.type}"
     if request.q.dtype not in fused.DTYPES:
         return f"it computes in float32, from float32 or bfloat16 tensors; these are {request.q.dtype}"
@@ -253,7 +267,7 @@ NO_FAR = "{} has far rotations, which take more than one content product"
 NO_TRANSFORMS = "it has no rule for torch.func and forward-mode derivatives"
 
 BACKENDS: dict[str, Backend] = {
-    "fused": Backend("fused", fused.attend, fused_unsupported),
+    "fused": Backend("fused", fused_direct.attend, fused_unsupported),
     "triton": Backend("triton", triton.attend, triton_unsupported),
     "sdpa": Backend("sdpa", sdpa.attend, sdpa_unsupported),
     "flex": Backend("flex", flex.attend, flex_unsupported),
@@ -265,7 +279,7 @@ AUTO: dict[str, tuple[str, ...]] = {
     "cpu": ("fused", "sdpa", "eager"),
     "cuda": ("flex", "sdpa", "eager"),
 }
-"""By type of device, the order in which `impl="auto"` tries back ends (rule 3)."""
+"""By type of device, the order in which `impl="auto"` tries back ends (rule 4)."""
 AUTO_ELSEWHERE = ("sdpa", "eager")
 
 

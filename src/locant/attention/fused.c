@@ -347,7 +347,7 @@ typedef struct {
   Int bias_heads, gain_heads, query_heads, key_heads, value_heads, level_heads; /* 1 or heads */
   const float *sinks;                                                           /* [heads], NULL if there are none */
   float *lse; /* [batch, heads, queries, 2]: the largest logit, and the logarithm of Σ_j exp(logit − largest); the sink
-                 is one of the logits */
+                 is one of the logits. NULL if no backward pass follows. */
   View grad; /* of the output, float32 */
   View dq, dk, dv, draw_q, draw_k, dleft, dright, ddistant, dquery_level, dkey_level, dtemperature;
   float *dbias, *dgain, *dquery, *dkey, *dvalue, *dlevel; /* as the tables; zero on entry */
@@ -435,6 +435,8 @@ static void read_rows(const View *x, Int bf16, Int b, Int h, Int from, Int n, In
     const Int at = base + (from + i) * x->stride[2];
     if (!bf16 && x->stride[3] == 1)
       memcpy(rows + i * width, (const float *)x->data + at, (size_t)(4 * d));
+    else if (bf16 && x->stride[3] == 1) /* a case of its own, which the compiler vectorizes */
+      for (Int k = 0; k < d; k++) rows[i * width + k] = read_value(x->data, at + k, 1);
     else
       for (Int k = 0; k < d; k++) rows[i * width + k] = read_value(x->data, at + k * x->stride[3], bf16);
   }
@@ -512,10 +514,12 @@ static void extend_table(const Call *call, const float *table, Int d, Int width,
   }
 }
 
+/* A table of head h; `size` numbers in a column */
+#define OF_HEAD(name, size) (call->name + (call->name##_heads == 1 ? 0 : h) * call->columns * (size))
+
 static void fill_tables(const Call *call, Int h, Tables *tables) {
   const Int columns = PADDED_COLUMNS(call), d = call->head_dim, dv = call->value_dim;
   const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call);
-#define OF_HEAD(name, size) (call->name + (call->name##_heads == 1 ? 0 : h) * call->columns * (size))
   if (tables->bias) extend_table(call, OF_HEAD(bias, 1), 1, 1, tables->bias);
   if (tables->gain) extend_table(call, OF_HEAD(gain, 1), 1, 1, tables->gain);
   if (tables->level) extend_table(call, OF_HEAD(level, 1), 1, 1, tables->level);
@@ -536,26 +540,27 @@ static void fill_tables(const Call *call, Int h, Tables *tables) {
   }
   if (tables->value_rows) extend_table(call, OF_HEAD(value, dv), dv, value_width, tables->value_rows);
   if (tables->value_panels) into_panels(columns, dv, value_width, tables->value_rows, tables->value_panels);
-#undef OF_HEAD
 }
 
 /* ---------------------------------------------------------------- tiles */
 
-/* Positions of up to TILE tokens */
+/* Positions of a run of tokens */
 typedef struct {
   Int min, max, first;
   int consecutive; /* they go up by one from token to token */
 } Span;
 
-static void find_spans(const Int *pos, Int n, Span *spans) {
-  for (Int at = 0; at < n; at += TILE) {
-    Span s = {pos[at], pos[at], pos[at], 1};
-    for (Int i = at + 1; i < min_of(n, at + TILE); i++) {
-      s.min = min_of(s.min, pos[i]), s.max = max_of(s.max, pos[i]);
-      s.consecutive &= pos[i] == pos[i - 1] + 1;
-    }
-    spans[at / TILE] = s;
+static Span find_span(const Int *pos, Int n) {
+  Span s = {pos[0], pos[0], pos[0], 1};
+  for (Int i = 1; i < n; i++) {
+    s.min = min_of(s.min, pos[i]), s.max = max_of(s.max, pos[i]);
+    s.consecutive &= pos[i] == pos[i - 1] + 1;
   }
+  return s;
+}
+
+static void find_spans(const Int *pos, Int n, Span *spans) {
+  for (Int at = 0; at < n; at += TILE) spans[at / TILE] = find_span(pos + at, min_of(TILE, n - at));
 }
 
 typedef enum { SKIP, FAR, BAND, SCATTER } Kind;
@@ -1053,6 +1058,16 @@ static void add_value_terms(const Call *call, const Tile *tile, const float *wei
         add_scaled(width, weights[i * TILE_STRIDE + j], value + column_of(call, tile, i, j) * width, out + i * width);
 }
 
+/* The output of one query and its `lse`, from the sum of weighted values in `out`, which is overwritten */
+static void finish_query(const Call *call, Int b, Int h, Int query, float largest, float sum, float *out) {
+  const int sees_nothing = sum == 0;
+  for (Int x = 0; x < call->value_dim; x++) out[x] = sees_nothing ? 0 : out[x] / sum;
+  write_rows(&call->out, 0, b, h, query, 1, call->value_dim, VALUE_WIDTH(call), out);
+  if (!call->lse) return; /* no backward pass follows */
+  float *lse = call->lse + ((b * call->heads + h) * call->queries + query) * 2;
+  lse[0] = sees_nothing ? INFINITY : largest, lse[1] = sees_nothing ? 0 : logf(sum);
+}
+
 /* The output of the queries first_query … first_query + TILE − 1 of a head */
 static void forward_queries(const Call *call, Int b, Int h, Int first_query, Forward *work, const Tables *tables) {
   const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call), n = min_of(TILE, call->queries - first_query);
@@ -1098,15 +1113,8 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
             PANEL, work->out, value_width, 1);
     if (tables->value_rows) add_value_terms(call, &tile, weights, tables->value_rows, work->out);
   }
-  for (Int i = 0; i < n; i++) {
-    const float sum = work->sum[i];
-    const int sees_nothing = sum == 0;
-    float *out = work->out + i * value_width;
-    for (Int x = 0; x < value_width; x++) out[x] = sees_nothing ? 0 : out[x] / sum;
-    float *lse = call->lse + ((b * call->heads + h) * call->queries + first_query + i) * 2;
-    lse[0] = sees_nothing ? INFINITY : work->largest[i], lse[1] = sees_nothing ? 0 : logf(sum);
-  }
-  write_rows(&call->out, 0, b, h, first_query, n, call->value_dim, value_width, work->out);
+  for (Int i = 0; i < n; i++)
+    finish_query(call, b, h, first_query + i, work->largest[i], work->sum[i], work->out + i * value_width);
 }
 
 /* Keys, values and positions of a key/value head */
@@ -1125,8 +1133,363 @@ static void read_keys(const Call *call, Int b, Int kv, Forward *work) {
   find_spans(call->k_pos + b * call->k_pos_stride, call->keys, work->k_spans);
 }
 
+/* ---------------------------------------------------------------- few queries */
+
+/* Decoding: one query or a few, and many keys. Nearly all time is reading keys and values from memory, so they are read
+   where they are, once, and not arranged for matrix products. A task is a chunk of keys of one key/value head, for the
+   queries of all heads that share it (the rows). It makes a softmax and a sum of its own for each row, and `join_chunks`
+   joins them in order: the bits do not depend on the number of threads. */
+
+#define FEW_QUERIES 4
+#define FEW_ROWS 32
+#define CHUNK 512  /* keys, a multiple of LANES */
+#define AHEAD 4096 /* floats: how far ahead of its use memory is fetched */
+
+/* Vector gains, distant rotations and dropout are left to tiles. */
+static int has_few_queries(const Call *call) {
+  return call->queries <= FEW_QUERIES && call->queries * (call->heads / call->kv_heads) <= FEW_ROWS &&
+         !(call->gain && call->vector_gain) && !call->distant.data && call->dropout == 0;
+}
+
+/* The memory of one thread */
+typedef struct {
+  float *q, *raw_q;        /* one row each */
+  float *k, *v, *raw_k;    /* of a chunk, NULL if they are read in place; the padding is 0 */
+  float *logits, *numbers; /* [CHUNK] */
+} Few;
+
+/* The result of a chunk for one row, followed by the sum of weighted values, [VALUE_WIDTH] */
+typedef struct {
+  float largest, sum; /* of the logits, and of exp(logit − largest) */
+} ChunkSum;
+
+/* A chunk of keys for one query. Where positions are consecutive, keys before `first` take the first column of the
+   tables, keys from `end` on the last, and key j between them column + j. */
+typedef struct {
+  Int b, h, i;         /* sequence, query head, query */
+  Int first_key, keys; /* of the chunk */
+  const Int *k_pos;
+  Int q_pos;
+  Span span; /* of the keys */
+  Int first, end, column;
+} Run;
+
+/* Whether rows are floats in whole vectors, one after the other */
+static int in_place(const View *x, Int bf16, Int d) { return !bf16 && x->stride[3] == 1 && d % LANES == 0; }
+
+static void allocate_few(const Call *call, Arena *arena, Few *work) {
+  memset(work, 0, sizeof *work);
+  work->q = allocate(arena, HEAD_WIDTH(call));
+  work->raw_q = call->raw_q.data ? allocate(arena, QUERY_WIDTH(call)) : work->q;
+  if (!in_place(&call->k, call->bf16, call->head_dim)) work->k = allocate(arena, CHUNK * HEAD_WIDTH(call));
+  if (!in_place(&call->v, call->bf16, call->value_dim)) work->v = allocate(arena, CHUNK * VALUE_WIDTH(call));
+  if (call->raw_k.data && !in_place(&call->raw_k, call->raw_k_bf16, call->key_dim))
+    work->raw_k = allocate(arena, CHUNK * KEY_WIDTH(call));
+  work->logits = allocate(arena, CHUNK), work->numbers = allocate(arena, CHUNK);
+}
+
+/* Rows of a head, copied into `memory` unless it is NULL. Sets *stride, from row to row. */
+static const float *rows_of(const View *x, Int bf16, Int b, Int h, Int from, Int n, Int d, Int width, float *memory,
+                            Int *stride) {
+  *stride = memory ? width : x->stride[2];
+  if (!memory) return (const float *)x->data + b * x->stride[0] + h * x->stride[1] + from * x->stride[2];
+  read_rows(x, bf16, b, h, from, n, d, width, memory);
+  return memory;
+}
+
+/* out[u] = x · row_u for LANES rows. Sums over lanes: in each step the lanes of two vectors alternate, and their halves
+   are added. */
+INLINE void dots_of_rows(Int width, const float *x, const float *rows, Int stride, float *out) {
+  vec a[LANES];
+#pragma GCC unroll 16
+  for (int u = 0; u < LANES; u++) { /* row by row: memory is read in its order */
+    const float *row = rows + u * stride;
+    vec sum = {0};
+    for (Int k = 0; k < width; k += LANES) {
+      __builtin_prefetch(row + k + AHEAD);
+      sum += load(x + k) * load(row + k);
+    }
+    a[u] = sum;
+  }
+#pragma GCC unroll 4
+  for (int half = LANES / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+    for (int u = 0; u < half; u++) a[u] = ALTERNATE_LOW(a[u], a[u + half]) + ALTERNATE_HIGH(a[u], a[u + half]);
+  store(out, a[0]);
+}
+
+/* out[j] = x · row_j */
+static void dots(Int n, Int width, const float *x, const float *rows, Int stride, float *out) {
+  Int j = 0;
+  for (; j + LANES <= n; j += LANES) dots_of_rows(width, x, rows + j * stride, stride, out + j);
+  for (; j < n; j++) out[j] = dot(width, x, rows + j * stride);
+}
+
+/* out += Σ_j weight_j · row_j, for `vectors` vectors of each row */
+INLINE void add_rows(const int vectors, Int n, const float *weights, const float *rows, Int stride, float *out) {
+  vec acc[8];
+#pragma GCC unroll 8
+  for (int u = 0; u < vectors; u++) acc[u] = load(out + u * LANES);
+  for (Int j = 0; j < n; j++, rows += stride) {
+    const vec w = broadcast(weights[j]);
+#pragma GCC unroll 8
+    for (int u = 0; u < vectors; u++) {
+      __builtin_prefetch(rows + u * LANES + AHEAD);
+      acc[u] += w * load(rows + u * LANES);
+    }
+  }
+#pragma GCC unroll 8
+  for (int u = 0; u < vectors; u++) store(out + u * LANES, acc[u]);
+}
+
+static void weighted_sum(Int n, Int width, const float *weights, const float *rows, Int stride, float *out) {
+  Int p = 0;
+  for (; p + 8 * LANES <= width; p += 8 * LANES) add_rows(8, n, weights, rows + p, stride, out + p);
+  for (; p + 4 * LANES <= width; p += 4 * LANES) add_rows(4, n, weights, rows + p, stride, out + p);
+  for (; p < width; p += LANES) add_rows(1, n, weights, rows + p, stride, out + p);
+}
+
+/* Of vectors of any length */
+INLINE float short_dot(Int n, const float *x, const float *y) {
+  const Int whole = n / LANES * LANES;
+  float sum = dot(whole, x, y);
+  for (Int k = whole; k < n; k++) sum += x[k] * y[k];
+  return sum;
+}
+
+static Run make_run(const Call *call, Int b, Int h, Int i, Int first_key, Int keys, Span span) {
+  Run run = {.b = b, .h = h, .i = i, .first_key = first_key, .keys = keys, .span = span};
+  run.q_pos = call->q_pos[b * call->q_pos_stride + i];
+  run.k_pos = call->k_pos + b * call->k_pos_stride + first_key;
+  run.column = span.first - run.q_pos - call->first_offset;
+  run.first = max_of(0, min_of(keys, -run.column));
+  run.end = max_of(run.first, min_of(keys, call->columns - run.column));
+  return run;
+}
+
+INLINE Int column_in_run(const Call *call, const Run *run, Int j) {
+  return max_of(0, min_of(run->k_pos[j] - run->q_pos - call->first_offset, call->columns - 1));
+}
+
+/* numbers[j] = the number of a table for key j */
+static void find_numbers(const Call *call, const Run *run, const float *table, float *numbers) {
+  if (!run->span.consecutive) {
+    for (Int j = 0; j < run->keys; j++) numbers[j] = table[column_in_run(call, run, j)];
+    return;
+  }
+  for (Int j = 0; j < run->first; j++) numbers[j] = table[0];
+  for (Int j = run->first; j < run->end; j++) numbers[j] = table[run->column + j];
+  for (Int j = run->end; j < run->keys; j++) numbers[j] = table[call->columns - 1];
+}
+
+/* numbers[j] = x · (the vector of a table for key j) */
+static void find_products(const Call *call, const Run *run, Int size, const float *x, const float *table,
+                          float *numbers) {
+  if (!run->span.consecutive || size % LANES) {
+    Int last = -1;
+    for (Int j = 0; j < run->keys; j++) { /* neighbours at one column share the product */
+      const Int column = column_in_run(call, run, j);
+      numbers[j] = column == last ? numbers[j - 1] : short_dot(size, x, table + column * size);
+      last = column;
+    }
+    return;
+  }
+  const float before = dot(size, x, table), after = dot(size, x, table + (call->columns - 1) * size);
+  for (Int j = 0; j < run->first; j++) numbers[j] = before;
+  if (run->end > run->first)
+    dots(run->end - run->first, size, x, table + (run->column + run->first) * size, size, numbers + run->first);
+  for (Int j = run->end; j < run->keys; j++) numbers[j] = after;
+}
+
+/* logits[j] += level_r · (e_i + d_j). Levels are large and nearly cancel: they are added in double precision. */
+static void add_levels(const Call *call, const Run *run, float *numbers, float *logits) {
+  const Int h = run->h;
+  const View *e = &call->query_level, *d = &call->key_level;
+  double of_query = 0;
+  if (e->data) of_query = ((const double *)e->data)[run->b * e->stride[0] + h * e->stride[1] + run->i * e->stride[2]];
+  for (Int j = 0; j < run->keys && !call->level; j++) numbers[j] = 1;
+  if (call->level) find_numbers(call, run, OF_HEAD(level, 1), numbers);
+  if (!d->data) {
+    for (Int j = 0; j < run->keys; j++) logits[j] += numbers[j] * (float)of_query;
+    return;
+  }
+  const double *of_keys = (const double *)d->data + run->b * d->stride[0] + h * d->stride[1];
+  for (Int j = 0; j < run->keys; j++)
+    logits[j] += numbers[j] * (float)(of_query + of_keys[(run->first_key + j) * d->stride[2]]);
+}
+
+/* −∞ for keys that the query may not attend to */
+static void hide(const Call *call, const Run *run, float *logits) {
+  if (run->span.min - run->q_pos < call->lowest || run->span.max - run->q_pos > call->highest)
+    for (Int j = 0; j < run->keys; j++) {
+      const Int r = run->k_pos[j] - run->q_pos;
+      if (r < call->lowest || r > call->highest) logits[j] = -INFINITY;
+    }
+  const View *x = &call->mask;
+  if (!x->data) return;
+  const uint8_t *bytes = (const uint8_t *)x->data + run->b * x->stride[0] + run->h * x->stride[1] +
+                         run->i * x->stride[2] + run->first_key * x->stride[3];
+  for (Int j = 0; j < run->keys; j++)
+    if (!bytes[j * x->stride[3]]) logits[j] = -INFINITY;
+}
+
+/* From content products to logits, −∞ from the last key to the end of its vector. raw_k: rows of the chunk. */
+static void finish_logits(const Call *call, const Run *run, const float *raw_q, const float *raw_k, Int raw_k_stride,
+                          float *numbers, float *logits) {
+  const Int n = run->keys, h = run->h;
+  if (call->gain) {
+    find_numbers(call, run, OF_HEAD(gain, 1), numbers);
+    for (Int j = 0; j < n; j++) logits[j] *= numbers[j];
+  }
+  if (call->query) {
+    find_products(call, run, call->query_dim, raw_q, OF_HEAD(query, call->query_dim), numbers);
+    for (Int j = 0; j < n; j++) logits[j] += numbers[j];
+  }
+  if (call->key) {
+    const float *table = OF_HEAD(key, call->key_dim);
+    for (Int j = 0; j < n; j++)
+      logits[j] +=
+          short_dot(call->key_dim, raw_k + j * raw_k_stride, table + column_in_run(call, run, j) * call->key_dim);
+  }
+  const float scale = (float)call->scale;
+  for (Int j = 0; j < n; j++) logits[j] *= scale;
+  if (call->bias) {
+    find_numbers(call, run, OF_HEAD(bias, 1), numbers);
+    for (Int j = 0; j < n; j++) logits[j] += numbers[j];
+  }
+  if (HAS_LEVELS(call)) add_levels(call, run, numbers, logits);
+  if (call->temperature.data) {
+    float factor;
+    read_numbers(&call->temperature, run->b, h, run->i, 1, &factor, NULL);
+    for (Int j = 0; j < n; j++) logits[j] *= factor;
+  }
+  if (call->softcap > 0) {
+    const float cap = (float)call->softcap, inverse = (float)(1 / call->softcap);
+    for (Int j = 0; j < n; j += LANES) store(logits + j, cap * tanh_lanes(load(logits + j) * inverse));
+  }
+  hide(call, run, logits);
+  for (Int j = n; j < round_up(n, LANES); j++) logits[j] = -INFINITY;
+}
+
+/* Logits become exp(logit − largest). NaN is lost in the largest, and stays in the sum. */
+static ChunkSum exponentials(Int n, float *logits) {
+  vec top = broadcast(-INFINITY), total = {0};
+  for (Int j = 0; j < n; j += LANES) top = larger(load(logits + j), top);
+  ChunkSum part = {.largest = max_lanes(top)};
+  if (part.largest == -INFINITY) { /* all hidden, or NaN */
+    for (Int j = 0; j < n; j++)
+      if (logits[j] != logits[j]) part.sum = NAN;
+    return part;
+  }
+  for (Int j = 0; j < n; j += LANES) {
+    const vec x = exp_lanes(load(logits + j) - part.largest);
+    total += x;
+    store(logits + j, x);
+  }
+  part.sum = sum_lanes(total);
+  return part;
+}
+
+/* out += Σ_j weight_j · value_r */
+static void add_values_of_run(const Call *call, const Run *run, const float *weights, float *out) {
+  const Int h = run->h, size = call->value_dim;
+  const float *table = OF_HEAD(value, size);
+  for (Int j = 0; j < run->keys; j++) {
+    const float *value = table + column_in_run(call, run, j) * size, weight = weights[j];
+    for (Int x = 0; x < size; x++) out[x] += weight * value[x];
+  }
+}
+
+#define PART_FLOATS(call) (2 + VALUE_WIDTH(call))
+
+/* A chunk of keys for all rows of a key/value head. `found` gets a `ChunkSum` and a sum for each row; zero on entry. */
+static void few_chunk(const Call *call, Int b, Int kv, Int first_key, Few *work, float *found) {
+  const Int group = call->heads / call->kv_heads, n = min_of(CHUNK, call->keys - first_key);
+  const Span span = find_span(call->k_pos + b * call->k_pos_stride + first_key, n);
+  Int k_stride, v_stride, raw_k_stride;
+  const float *k =
+      rows_of(&call->k, call->bf16, b, kv, first_key, n, call->head_dim, HEAD_WIDTH(call), work->k, &k_stride);
+  const float *v =
+      rows_of(&call->v, call->bf16, b, kv, first_key, n, call->value_dim, VALUE_WIDTH(call), work->v, &v_stride);
+  const float *raw_k = k;
+  raw_k_stride = k_stride;
+  if (call->raw_k.data)
+    raw_k = rows_of(&call->raw_k, call->raw_k_bf16, b, kv, first_key, n, call->key_dim, KEY_WIDTH(call), work->raw_k,
+                    &raw_k_stride);
+  for (Int row = 0; row < group * call->queries; row++, found += PART_FLOATS(call)) {
+    const Int h = kv * group + row / call->queries, i = row % call->queries;
+    const Run run = make_run(call, b, h, i, first_key, n, span);
+    ChunkSum part = {.largest = -INFINITY};
+    if (span.min - run.q_pos <= call->highest && span.max - run.q_pos >= call->lowest) {
+      read_rows(&call->q, call->bf16, b, h, i, 1, call->head_dim, HEAD_WIDTH(call), work->q);
+      if (call->raw_q.data)
+        read_rows(&call->raw_q, call->raw_q_bf16, b, h, i, 1, call->query_dim, QUERY_WIDTH(call), work->raw_q);
+      dots(n, round_up(call->head_dim, LANES), work->q, k, k_stride, work->logits);
+      finish_logits(call, &run, work->raw_q, raw_k, raw_k_stride, work->numbers, work->logits);
+      part = exponentials(n, work->logits);
+    }
+    memcpy(found, &part, sizeof part);
+    if (part.largest == -INFINITY) continue;
+    weighted_sum(n, round_up(call->value_dim, LANES), work->logits, v, v_stride, found + 2);
+    if (call->value) add_values_of_run(call, &run, work->logits, found + 2);
+  }
+}
+
+/* The output of one row from its chunks. `found` is that of the first; the others are `apart` floats apart. */
+static void join_chunks(const Call *call, Int b, Int h, Int i, Int chunks, float *found, Int apart) {
+  const float sink = call->sinks ? call->sinks[h] : -INFINITY;
+  float largest = sink, sum = 0, *out = found + 2;
+  for (Int c = 0; c < chunks; c++) largest = fmaxf(largest, found[c * apart]);
+  if (sink != -INFINITY) sum = expf(sink - largest);
+  for (Int c = 0; c < chunks; c++) {
+    ChunkSum part;
+    memcpy(&part, found + c * apart, sizeof part);
+    const float factor =
+        part.largest == -INFINITY ? 1 : expf(part.largest - largest); /* nothing visible: zeros, or NaN */
+    sum += factor * part.sum;
+    const float *values = found + c * apart + 2;
+    for (Int x = 0; x < call->value_dim; x++) out[x] = factor * values[x] + (c ? out[x] : 0);
+  }
+  finish_query(call, b, h, i, largest, sum, out);
+}
+
+/* 0, or 1 if there is not enough memory */
+static int forward_few(const Call *call) {
+  const Int group = call->heads / call->kv_heads, rows = group * call->queries, heads = call->batch * call->kv_heads;
+  const Int chunks = (call->keys + CHUNK - 1) / CHUNK, tasks = heads * chunks, apart = rows * PART_FLOATS(call);
+  const Int threads = thread_count(call, tasks);
+  Arena size = {0};
+  Few one;
+  allocate_few(call, &size, &one);
+  float *memory = allocate_zeros(size.used * threads), *found = allocate_zeros(tasks * apart);
+  if (!memory || !found) {
+    free(memory);
+    free(found);
+    return 1;
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    const Int thread = thread_number(), team = team_size();
+    Arena arena = {memory + thread * size.used, 0};
+    Few work;
+    allocate_few(call, &arena, &work);
+    for (Int task = tasks * thread / team; task < tasks * (thread + 1) / team; task++) {
+      const Int head = task / chunks, b = head / call->kv_heads, kv = head % call->kv_heads;
+      few_chunk(call, b, kv, task % chunks * CHUNK, &work, found + task * apart);
+    }
+  }
+  for (Int head = 0; head < heads; head++)
+    for (Int row = 0; row < rows; row++)
+      join_chunks(call, head / call->kv_heads, head % call->kv_heads * group + row / call->queries, row % call->queries,
+                  chunks, found + head * chunks * apart + row * PART_FLOATS(call), apart);
+  free(memory);
+  free(found);
+  return 0;
+}
+
 /* 0, or 1 if there is not enough memory. A task is the queries of one tile of one head. */
 int locant_forward(const Call *call) {
+  if (has_few_queries(call)) return forward_few(call);
   const Int blocks = (call->queries + TILE - 1) / TILE, tasks = call->batch * call->heads * blocks;
   const Int threads = thread_count(call, tasks), group = call->heads / call->kv_heads;
   float *table_memory = NULL, *memory = NULL;
@@ -1785,17 +2148,17 @@ static void sum_table_gradients(const Call *call, const GradientMemory *all) {
       const Int h = first_head(call, all->team, thread) + slot;
       if (h >= call->heads) break;
       const TableGradients grads = gradients_at(call, all, thread, slot);
-#define OF_HEAD(name, size) (call->d##name + (call->name##_heads == 1 ? 0 : h) * call->columns * (size))
-      if (grads.bias) add_columns(call, grads.bias, 1, 1, OF_HEAD(bias, 1));
-      if (grads.level) add_columns(call, grads.level, 1, 1, OF_HEAD(level, 1));
-      if (grads.gain && !call->vector_gain) add_columns(call, grads.gain, 1, 1, OF_HEAD(gain, 1));
-      if (grads.gain && call->vector_gain) add_columns(call, grads.gain, d, width, OF_HEAD(gain, d));
+#define GRADIENT_OF_HEAD(name, size) (call->d##name + (call->name##_heads == 1 ? 0 : h) * call->columns * (size))
+      if (grads.bias) add_columns(call, grads.bias, 1, 1, GRADIENT_OF_HEAD(bias, 1));
+      if (grads.level) add_columns(call, grads.level, 1, 1, GRADIENT_OF_HEAD(level, 1));
+      if (grads.gain && !call->vector_gain) add_columns(call, grads.gain, 1, 1, GRADIENT_OF_HEAD(gain, 1));
+      if (grads.gain && call->vector_gain) add_columns(call, grads.gain, d, width, GRADIENT_OF_HEAD(gain, d));
       if (grads.query)
-        add_columns(call, grads.query, call->query_dim, QUERY_WIDTH(call), OF_HEAD(query, call->query_dim));
-      if (grads.key) add_columns(call, grads.key, call->key_dim, KEY_WIDTH(call), OF_HEAD(key, call->key_dim));
+        add_columns(call, grads.query, call->query_dim, QUERY_WIDTH(call), GRADIENT_OF_HEAD(query, call->query_dim));
+      if (grads.key) add_columns(call, grads.key, call->key_dim, KEY_WIDTH(call), GRADIENT_OF_HEAD(key, call->key_dim));
       if (grads.value)
-        add_columns(call, grads.value, call->value_dim, VALUE_WIDTH(call), OF_HEAD(value, call->value_dim));
-#undef OF_HEAD
+        add_columns(call, grads.value, call->value_dim, VALUE_WIDTH(call), GRADIENT_OF_HEAD(value, call->value_dim));
+#undef GRADIENT_OF_HEAD
     }
 }
 

@@ -221,7 +221,7 @@ _SIZES = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_di
           "seed")  # fmt: skip
 
 
-class _CallStruct(ctypes.Structure):
+class CallStruct(ctypes.Structure):
     """`Call` in fused.c, field by field."""
 
     _fields_ = [
@@ -243,6 +243,13 @@ class _CallStruct(ctypes.Structure):
     ]
 
 
+def check_struct(library: ctypes.CDLL) -> None:
+    """RuntimeError if the library was built from another fused.c, with other fields of a call."""
+    library.locant_call_size.restype = ctypes.c_int64
+    if library.locant_call_size() != ctypes.sizeof(CallStruct):
+        raise RuntimeError("fused.c and fused.py disagree about the fields of a call; install locant again")
+
+
 class _Kernel:
     """A call in the form that C reads, and the tensors it points into for as long as it runs."""
 
@@ -255,7 +262,7 @@ class _Kernel:
         mask = None if call.mask is None else call.mask.expand(b, h, lq, lk).view(torch.uint8)
         sinks = None if call.sinks is None else call.sinks.float().contiguous()
         self.held: list[Any] = [call, out, lse, tables, q_pos, k_pos, mask, sinks]
-        c = self.struct = _CallStruct()
+        c = self.struct = CallStruct()
         c.batch, c.heads, c.queries, c.head_dim = b, h, lq, d
         c.kv_heads, c.keys, c.value_dim = call.k.shape[1], lk, call.v.shape[3]
         c.columns = next((x.shape[1] for x in tables.values()), 1)
@@ -297,8 +304,6 @@ class _Kernel:
         library = build().library
         if library is None:
             raise RuntimeError(f"the fused kernel is not available: {build().why}")
-        library.locant_call_size.restype = ctypes.c_int64
-        if library.locant_call_size() != ctypes.sizeof(_CallStruct):
-            raise RuntimeError("fused.c and fused.py disagree about the fields of a call; install locant again")
+        check_struct(library)
         if getattr(library, name)(ctypes.byref(self.struct)) != 0:
             raise MemoryError(f"the fused kernel could not allocate the memory it needs for {self.struct.keys} keys")

@@ -56,8 +56,11 @@ def find_offsets(
     if not known:  # a column for every pair
         r = k_pos[:, None, :] - q_pos[:, :, None]
         return Offsets(0, r.numel(), device, r.flatten(), torch.arange(r.numel(), device=device).view(r.shape))
-    lo = int((k_pos.amin(-1) - q_pos.amax(-1)).min())
-    hi = int((k_pos.amax(-1) - q_pos.amin(-1)).max())
+    if lq == 1:  # the same in fewer operators: a decoding step
+        lo, hi = map(int, torch.aminmax(k_pos - q_pos))
+    else:
+        lo = int((k_pos.amin(-1) - q_pos.amax(-1)).min())
+        hi = int((k_pos.amax(-1) - q_pos.amin(-1)).max())
     # Tables over all of a range with large gaps would be mostly unused, and may not fit into memory.
     if hi - lo < 4 * (lq + lk) or reach is not None:
         return _between(lo, hi, device, reach)

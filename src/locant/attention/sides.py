@@ -10,7 +10,7 @@ A caller passes hidden states as x, one of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -93,8 +93,9 @@ def joined(terms: Terms, sides: Sides, q: Tensor, k: Tensor, scheme: Scheme) -> 
             vectors = torch.cat([content, vectors], dim=-1)
             heads = max(own.shape[0], table.shape[0])
             table = torch.cat([part.expand(heads, -1, -1) for part in (own, table.to(own.dtype))], dim=-1)
-        terms = replace(terms, **{name: table, f"{name}_side": None})
-        sides = replace(sides, **{name: vectors})
+        # dataclasses.replace would take as long as a small operator
+        terms = Terms(**{**vars(terms), name: table, f"{name}_side": None})
+        sides = Sides(**{**vars(sides), name: vectors})
     if terms.level is not None and sides.query_level is None and sides.key_level is None:
         raise ValueError(
             f"{scheme} returned Terms.level, and no levels in Sides; return query_level or key_level, or no level"

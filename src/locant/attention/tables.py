@@ -103,7 +103,7 @@ def tables(scheme: Scheme, offsets: Offsets, dtype: torch.dtype, decoding: bool)
         first, terms = _computed(scheme, offsets, decoding)
         if not isinstance(terms, Terms) or terms.pair is not None or not _well_formed(terms, offsets.end - first):
             return scheme.terms(offsets.r), offsets
-        terms = terms.to(dtype)
+        terms = terms.to(dtype)._each(Tensor.contiguous)  # a kernel would copy it in every step
         if sum(table.numel() for table in terms.tables().values()) > CACHEABLE:
             return terms.narrow(offsets.lo - first, offsets.count), offsets
         computed = Offsets(first, offsets.end - first, offsets.device)

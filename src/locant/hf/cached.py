@@ -60,7 +60,16 @@ def with_cached(cache: Any, ids: Tensor, past: int | Tensor, batch: int) -> Posi
             f"the cache holds {before.shape[0]} sequences and the batch has {ids.shape[0]}: "
             f"cannot match the positions of cached keys to sequences; start with a new cache"
         )
-    return Positions(ids, torch.cat([before.expand(rows, -1), ids.expand(rows, -1)], dim=-1))
+    k = torch.cat([before.expand(rows, -1), ids.expand(rows, -1)], dim=-1)
+    return Positions(ids, k, counted=_is_counted(k))
+
+
+def _is_counted(positions: Tensor) -> bool:
+    """Whether the positions [B or 1, L] are 0, 1, 2, … in every row. Reading them on a GPU would take longer than it
+    saves."""
+    if not positions.is_cpu or not readable(positions):
+        return False
+    return torch.equal(positions, torch.arange(positions.shape[1]).expand_as(positions))
 
 
 def dropped(keys: int, known: int) -> str:

@@ -33,6 +33,8 @@ class Positions(NamedTuple):
     weights: bool = False  # the caller requests the attention weights; not every model passes that on
     cached: Tensor | None = None
     """The number of cached keys in compiled code with a static cache; k then has a column for each of its places."""
+    counted: bool = False
+    """Whether k is 0, 1, 2, …, and q the last of it: the default of `attend`, which then makes no positions."""
 
     def of_places(self, cached: Tensor, lq: int, lk: int) -> Tensor:
         """Returns the positions of lk keys of a static cache, [B, lk], when their number is known as a tensor alone.
@@ -142,6 +144,8 @@ class AttentionCall:
         positions = self._known_positions()
         q, k, past, cached = positions.q, positions.k, positions.past, positions.cached
         device, factor = self.query.device, self.position_factor
+        if positions.counted and k is not None and lk == k.shape[-1] and factor == 1:
+            return None, None
         if cached is not None:
             k = positions.of_places(cached, lq, lk)
         if q is None or k is None:
