@@ -2,6 +2,7 @@
 
 TRITON_INTERPRET=1 python -m reliability.gpu equality --calls 500    random calls, about 5 s of CPU time each
 python -m reliability.gpu compiled                                   compiles the kernels, about 20 minutes of CPU time
+python -m reliability.gpu table                                      prints the compiled kernels as in docs/gpu.md
 
 Written to reliability/results/gpu-equality.csv and gpu-compiled.csv. `compiled` goes on where it was interrupted;
 delete the file to begin again. No number is a time on a GPU.
@@ -67,7 +68,7 @@ def compiled(output: Path) -> int:
 def main() -> int:
     """Exit code 0 if everything is as it should be."""
     parser = argparse.ArgumentParser(prog="python -m reliability.gpu", description=__doc__)
-    parser.add_argument("what", choices=["equality", "compiled"])
+    parser.add_argument("what", choices=["equality", "compiled", "table"])
     parser.add_argument("--calls", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
@@ -75,7 +76,13 @@ def main() -> int:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if interpreted != (options.what == "equality"):
         parser.error(f"{options.what} needs TRITON_INTERPRET {'=1' if options.what == 'equality' else 'not set'}")
-    output = options.output or RESULTS / f"gpu-{options.what}.csv"
+    output = options.output or RESULTS / f"gpu-{'compiled' if options.what == 'table' else options.what}.csv"
+    if options.what == "table":
+        from reliability.gpu.compiled import table
+
+        with output.open(newline="") as file:
+            print(table(list(csv.DictReader(file))))
+        return 0
     if options.what == "equality":
         return equality(options.calls, options.seed, output)
     return compiled(output)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from locant import terms as terms
     from locant import testing
     from locant.adaptation import adapt, fit
-    from locant.attention import BACKENDS, attend
+    from locant.attention.attend import attend
+    from locant.attention.choice import BACKENDS
     from locant.exporting import export
     from locant.hf import load, native, swap
     from locant.hf.support import families

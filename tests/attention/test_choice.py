@@ -202,7 +202,7 @@ def test_every_back_end_has_its_own_name_and_functions():
         assert (backend.name, backend.attend) == (name, module.attend)
         assert backend.unsupported is getattr(choice, f"{name}_unsupported")
     assert list(choice.BACKENDS) == ["fused", "triton", "sdpa", "flex", "eager"]
-    assert choice.AUTO == {"cpu": ("fused", "sdpa", "eager"), "cuda": ("flex", "sdpa", "eager")}
+    assert choice.AUTO == {"cpu": ("fused", "sdpa", "eager"), "cuda": ("triton", "flex", "sdpa", "eager")}
     assert choice.AUTO_ELSEWHERE == ("sdpa", "eager")
 
 

@@ -5,7 +5,7 @@ import platform
 import pytest
 import torch
 
-from locant.attention import build, diagnosis
+from locant.attention import build, diagnosis, verification
 
 
 class Library:
@@ -49,6 +49,7 @@ def test_findings_of_other_kernels(monkeypatch):
 def test_findings_with_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(diagnosis.triton, "find_spec", lambda name: None)
     findings = found(monkeypatch, build.Built(None, "no C compiler was found"))
     assert findings["GPU"].detail == "a GPU"
     assert findings["flex"].active is True
@@ -62,9 +63,13 @@ def test_findings_about_triton(monkeypatch, gpu):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(diagnosis.triton, "find_spec", lambda name: object())
     monkeypatch.setattr(diagnosis.metadata, "version", lambda name: "3.9.0")
-    finding = found(monkeypatch, built)["triton"]
-    assert finding.active is gpu
-    assert ("triton 3.9.0: our kernels for GPUs" if gpu else "on CPUs only in Triton's interpreter") in finding.detail
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for agrees, detail in ((True, "the largest error is 0.01"), (False, "the largest error is 0.5")):
+        monkeypatch.setattr(verification, "_verdicts", {torch.device("cuda", 0): verification.Verdict(agrees, detail)})
+        finding = found(monkeypatch, built)["triton"]
+        assert finding.active is (gpu and agrees)
+        assert (detail if gpu else "on CPUs only in Triton's interpreter") in finding.detail
+        assert ("impl='auto' does not take it" in finding.detail) is (gpu and not agrees)
     monkeypatch.setattr(diagnosis.triton, "find_spec", lambda name: None)
     finding = found(monkeypatch, built)["triton"]
     assert (finding.active, finding.detail) == (False, "triton is not installed; pip install 'locant[gpu]'")

@@ -545,6 +545,7 @@ def test_operators_are_well_formed():
         k_pos=pos,
         mask=None,
         seed=torch.zeros(1, dtype=torch.int64),
+        consecutive=True,
         first_offset=-19,
         distance=7,
         scale=0.3,

@@ -15,6 +15,7 @@ import torch
 import locant
 from locant.attention import choice, triton
 from locant.attention.request import prepare
+from locant.attention.triton.__main__ import main
 from tests import cases
 from tests.attention.test_fused import Clipped, build_scheme, check, compare, expect, results, tensors
 from tests.attention.test_fused_sides import NUMBERS, Distant, Numbers, Vectors
@@ -75,6 +76,25 @@ def every_table():
 def test_every_term_in_every_kind_of_tile(kind):
     torch.manual_seed(1)
     ours(every_table(), tensors(1, 2, 1, LQ, LK, 8), **KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", ["causal", "packed"])
+def test_tiles_may_load_the_rows_of_their_block_again(kind, monkeypatch):
+    """As some sizes of `blocks.TABLE` ask for, to save registers."""
+    from locant.attention.triton import launch
+
+    torch.manual_seed(1)
+    monkeypatch.setattr(launch, "INTERPRETED", launch.INTERPRETED._replace(again=True))
+    ours(every_table(), tensors(1, 2, 1, LQ, LK, 8), **KINDS[kind])
+
+
+def test_tiles_need_not_be_square(monkeypatch):
+    from locant.attention.triton import launch
+
+    torch.manual_seed(1)
+    for queries, keys in ((16, 32), (32, 16)):
+        monkeypatch.setattr(launch, "INTERPRETED", launch.INTERPRETED._replace(queries=queries, keys=keys))
+        ours(build_scheme("huang1:clip=3+tisa", 2, 8), tensors(1, 2, 1, 33, 40, 8), causal=True)
 
 
 @pytest.mark.parametrize("kind", ["scatter", "window", "far"])
@@ -181,7 +201,7 @@ def test_dropout_drops_the_same_weights_backwards():
     call = call._replace(seed=torch.randint(2**62, (1,)))
     from locant.attention.triton.launch import Launch
 
-    assert torch.equal(Launch(call, True, True).kept(), keep != 0)
+    assert torch.equal(Launch(call).kept(), keep != 0)
 
 
 def test_autotuning_takes_the_fastest_sizes_once(monkeypatch):
@@ -217,17 +237,17 @@ def test_autotuning_takes_the_fastest_sizes_once(monkeypatch):
     torch.testing.assert_close(found, locant.attend(*given, scheme, impl="eager"))
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("width", [16, 64, 128, 256])
+@pytest.mark.parametrize("capability", [75, 80, 89, 90, 100, 103, 120])
+@pytest.mark.parametrize("width", [16, 64, 80, 128, 256])
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_block_sizes_are_powers_of_2(width, itemsize, capability):
-    from locant.attention.triton.blocks import choose_blocks
+    from locant.attention.triton.blocks import KINDS, choose_blocks
 
-    for vectors in (False, True):
-        for backward in (False, True):
-            found = choose_blocks(width, vectors, itemsize, capability, backward)
+    for kind in KINDS:
+        for kernel in ("forward", "backward_queries", "backward_keys"):
+            found = choose_blocks(width, kind, itemsize, capability, kernel)
             assert all(size in (32, 64, 128) for size in found[:2])
-            assert found.queries == found.keys or not (vectors or backward)  # a band is twice a tile then
+            assert found.queries == found.keys or kind != "vectors"  # a band is twice a tile then
 
 
 def test_second_gradients():
@@ -283,7 +303,7 @@ def test_operators_are_well_formed():
     scheme = build_scheme("shaw:clip=3", 2, 8)
     call = triton.make_call(prepare(*(x.requires_grad_() for x in tensors(1, 2, 1, 5, 6, 8)), scheme, causal=True))
     torch.library.opcheck(
-        triton.forward, (True, *call), test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
+        triton.forward, tuple(call), test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
     )
 
 
@@ -300,6 +320,58 @@ def test_compiled_training():
     truth = torch.autograd.grad(locant.attend(*leaves, scheme, causal=True, impl="eager").square().sum(), everything)
     for x, y in zip(found, truth, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------- the self-test
+
+
+def test_selftest_in_the_interpreter(monkeypatch, capsys):
+    from locant.attention.triton import selftest
+
+    monkeypatch.setattr(selftest, "SCHEMES", ("tisa",))
+    monkeypatch.setattr(selftest, "HALF_INTERPRETED", ("alibi",))
+    assert main(["--selftest"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "No GPU that torch can use: tiny calls in Triton's interpreter. No time is measured."
+    assert [line.split()[:2] for line in lines[1:4]] == [
+        ["tisa", "float32"],
+        ["alibi", "bfloat16"],
+        ["alibi", "float16"],
+    ]
+    assert all(line.endswith("ok") for line in lines[1:4])
+    assert lines[4] == "3 of 3 comparisons with eager in float64 passed."
+    assert lines[5].startswith("For an issue: locant ")
+    assert lines[5].endswith("0 of 3 wrong, in Triton's interpreter, nothing timed")
+
+
+@pytest.mark.slow
+def test_selftest_as_it_is(capsys):
+    assert main(["--selftest"]) == 0
+    assert "13 of 13 comparisons" in capsys.readouterr().out
+
+
+def test_selftest_notices_a_wrong_kernel(monkeypatch, capsys):
+    from locant.attention.triton import selftest
+
+    right = selftest._results
+
+    def wrong(impl, *arguments):
+        found = right(impl, *arguments)
+        return [*found[:-1], found[-1] * 1.001] if impl == "triton" else found
+
+    monkeypatch.setattr(selftest, "SCHEMES", ("tisa",))
+    monkeypatch.setattr(selftest, "HALF_INTERPRETED", ())
+    monkeypatch.setattr(selftest, "_results", wrong)
+    assert main(["--selftest"]) == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_selftest_without_the_interpreter(monkeypatch, capsys):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert main(["--selftest"]) == 1
+    assert "Set TRITON_INTERPRET=1" in capsys.readouterr().out
+    assert main([]) == 2
+    assert "--selftest" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------- what it refuses
@@ -348,11 +420,10 @@ def test_too_late_for_the_interpreter(monkeypatch):
     assert "set it before Python starts" in triton.missing_interpreter()
 
 
-def test_auto_does_not_take_it():
-    assert not any("triton" in names for names in choice.AUTO.values())
-    assert (
-        choice.choose(prepare(*cases.tensors(dtype=torch.float32), build_scheme("shaw", 4, 8)), "auto").name != "triton"
-    )
+def test_auto_does_not_take_it_on_cpus():
+    assert "triton" not in choice.AUTO["cpu"]
+    given = cases.tensors(dtype=torch.float32)
+    assert choice.choose(prepare(*given, build_scheme("shaw", 4, 8)), "auto").name != "triton"
 
 
 def test_nothing_imports_triton_before_the_first_call():

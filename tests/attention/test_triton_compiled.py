@@ -27,21 +27,40 @@ blocks = resources.blocks_of(configuration, width, capability, kernel)
 form = resources.form_of(configuration, width, blocks, kernel)
 print(json.dumps(asdict(resources.compile_kernel(kernel, form, blocks, capability))))
 """
+KERNELS = ("forward", "backward_queries", "backward_keys")
+CAPABILITIES, WIDTHS = (80, 90, 100), (64, 128)
 FAST = [("bias", "forward", 64, 90)]
+SPILLING: dict[tuple[str, str, int, int], int] = {
+    ("query and value (shaw)", "backward_queries", 128, 90): 48,
+    ("query and key (huang4)", "backward_queries", 128, 90): 64,
+    ("query and value (shaw)", "backward_queries", 128, 80): 48,
+    ("query and key (huang4)", "backward_queries", 128, 80): 48,
+    ("query and key (huang4)", "backward_keys", 128, 80): 64,
+    ("query and key (huang4)", "backward_queries", 128, 100): 40,
+    ("softcap and sinks", "backward_queries", 128, 100): 8,
+}
+"""What spills all the same, in bytes per thread; docs/gpu.md has the reason."""
+HARDEST = ("gain", "query and key (huang4)", "bias with positions and a mask")
+"""The configuration of each kind of call in `blocks.KINDS` that needs the most registers. The csv has the others."""
+
+
+def results():
+    with RESULTS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+COMPILED = {(row["terms"], row["kernel"], int(row["head size"]), int(row["capability"])) for row in results()}
 WITHOUT_SPILLS = [
-    (name, kernel, 64, capability)
-    for capability in (90,)
-    for name in (
-        "plain",
-        "bias",
-        "gain",
-        "query and value (shaw)",
-        "query and key (huang4)",
-        "side vectors of 16 (inkling)",
-        "levels (fox)",
+    each
+    for each in (
+        *((name, kernel, width, capability)
+          for capability in CAPABILITIES for width in WIDTHS for name in HARDEST for kernel in KERNELS),
+        *((name, kernel, 64, 90)
+          for name in ("plain", "bias", "query and value (shaw)", "side vectors of 16 (inkling)", "levels (fox)")
+          for kernel in KERNELS),
     )
-    for kernel in ("forward", "backward_queries", "backward_keys")
-]
+    if each in COMPILED
+]  # fmt: skip
 
 
 def compiled(name, kernel, width, capability):
@@ -61,18 +80,32 @@ def compiled(name, kernel, width, capability):
 )
 def test_nothing_is_spilled(name, kernel, width, capability):
     found = compiled(name, kernel, width, capability)
-    assert found["spills"] == 0
+    assert found["spills"] <= SPILLING.get((name, kernel, width, capability), 0)
     assert 0 < found["registers"] <= 255
-    assert found["shared"] <= {80: 163, 90: 227}[capability] * 1024  # of one program on these GPUs
+    assert found["shared"] <= {80: 163, 90: 227, 100: 227}[capability] * 1024  # of one program on these GPUs
     assert found["tensor_core"] > 0
 
 
-@pytest.mark.skipif(not RESULTS.exists(), reason="make gpu-compiled writes it")
-def test_the_table_holds_what_the_test_holds():
-    """A row that spills is not one that the test above promises."""
-    with RESULTS.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    promised = {(name, kernel, str(width), str(capability)) for name, kernel, width, capability in WITHOUT_SPILLS}
-    for row in rows:
-        if (row["terms"], row["kernel"], row["head size"], row["capability"]) in promised:
-            assert row["spilled bytes"] == "0", row
+def test_the_csv_has_no_other_spills():
+    """Every configuration, not the hardest alone."""
+    for row in results():
+        key = (row["terms"], row["kernel"], int(row["head size"]), int(row["capability"]))
+        assert int(row["spilled bytes"]) == SPILLING.get(key, 0), row
+
+
+def test_the_csv_has_the_sizes_that_a_call_takes():
+    from locant.attention.triton import resources
+
+    for row in results():
+        configuration = resources.CONFIGURATIONS[row["terms"]]
+        found = resources.blocks_of(configuration, int(row["head size"]), int(row["capability"]), row["kernel"])
+        assert (str(found.queries), str(found.keys), str(found.warps)) == (row["queries"], row["keys"], row["warps"]), (
+            row
+        )
+        assert row["loads again"] == ("yes" if found.again else "no"), row
+
+
+def test_the_page_has_the_table_of_the_csv():
+    from reliability.gpu.compiled import table
+
+    assert table(results()) in (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")

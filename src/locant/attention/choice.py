@@ -24,17 +24,16 @@ Back ends:
            not causal, gradients disabled, not compiled;
          - nothing but temperatures, unlimited, and not causal, or causal with consecutive positions and as many
            queries as keys.
-    4. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `flex`, `sdpa`, `eager` on
-       CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an exported
-       program then has torch's own operators alone, and runs without locant.
+    4. The first in `AUTO` that supports the call: `fused`, `sdpa`, `eager` on CPUs; `triton`, `flex`, `sdpa`, `eager`
+       on CUDA devices; `sdpa`, `eager` elsewhere, and wherever torch.export or the exporter of ONNX traces: an
+       exported program then has torch's own operators alone, and runs without locant.
 
 `auto` never takes `sdpa` for a scheme that grows towards the future (xpos) unless attention is causal: torch's backward
 pass computes exp(logit − log-sum), which has no correct digit for logits of 1e7 in float32.
 
-`auto` does not take `triton` yet. It would come before `flex`: it has every table with gradients, dropout, and memory
-that is linear in the length, and gives the same bits every time. But its kernels have run in an interpreter alone,
-which cannot show a race between threads. Once `python -m locant.attention.triton --selftest` has passed on a GPU, it
-goes first in `AUTO["cuda"]`. Until then name it: `impl="triton"`.
+`auto` takes `triton` on a device only where it is right (`verification.py`): the first call that would go to it
+compares it with `eager` on that device, in a few small calls. If a result differs, `auto` warns once, with the largest
+error, and goes on with `flex`. `impl="triton"` compares nothing.
 
 In short: on a CPU with gradients, a call with terms goes to `fused`, except decoding with a bias and temperatures at
 most, and calls that `fused` does not support.
@@ -71,7 +70,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from locant.attention import eager, flex, fused, fused_direct, sdpa, triton
+from locant.attention import eager, flex, fused, fused_direct, sdpa, triton, verification
 from locant.attention.build import build
 from locant.attention.request import Request
 from locant.attention.sizes import same
@@ -110,7 +109,12 @@ def _choose_automatically(request: Request) -> Backend:
         return BACKENDS["sdpa"]
     order = AUTO_ELSEWHERE if exporting() else AUTO.get(request.q.device.type, AUTO_ELSEWHERE)
     able = [name for name in order if BACKENDS[name].unsupported(request) is None]
-    return BACKENDS[next(name for name in able if name != "sdpa" or not _too_large_for_sdpa(request))]
+    if "sdpa" in able and _too_large_for_sdpa(request):
+        able.remove("sdpa")
+    device = request.q.device
+    if able[0] == "triton" and not verification.agrees(device.type, device.index):
+        able.remove("triton")
+    return BACKENDS[able[0]]
 
 
 def _too_large_for_sdpa(request: Request) -> bool:
@@ -277,7 +281,7 @@ BACKENDS: dict[str, Backend] = {
 
 AUTO: dict[str, tuple[str, ...]] = {
     "cpu": ("fused", "sdpa", "eager"),
-    "cuda": ("flex", "sdpa", "eager"),
+    "cuda": ("triton", "flex", "sdpa", "eager"),
 }
 """By type of device, the order in which `impl="auto"` tries back ends (rule 4)."""
 AUTO_ELSEWHERE = ("sdpa", "eager")

@@ -8,7 +8,7 @@ from importlib import metadata
 
 import torch
 
-from locant.attention import triton
+from locant.attention import triton, verification
 from locant.attention.build import Built, build, cache_folder
 from locant.attention.choice import choose
 from locant.attention.request import prepare
@@ -66,8 +66,9 @@ def _diagnose_triton(gpu: bool) -> Finding:
     if missing is not None:
         return Finding("triton", False, missing)
     if gpu:
-        how = "our kernels for GPUs; check them once with `python -m locant.attention.triton --selftest`"
-        return Finding("triton", True, f"triton {metadata.version('triton')}: {how}")
+        found = verification.verdict(torch.device("cuda", torch.cuda.current_device()))
+        how = found.detail if found.agrees else f"impl='auto' does not take it: {found.detail}"
+        return Finding("triton", found.agrees, f"triton {metadata.version('triton')}, our kernels for GPUs; {how}")
     interpreted = triton.missing_interpreter() is None
     return Finding(
         "triton", interpreted, "interpreted, to test it" if interpreted else triton.missing_interpreter() or ""

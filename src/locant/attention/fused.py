@@ -1,8 +1,7 @@
 """Our own CPU kernel: every table, forward and backward, at nearly the cost of plain attention, memory linear in L.
 
-The kernel is `fused.c`, which `build.py` compiles at first use. This file makes it two operators of `torch.library`,
-with shapes for `torch.compile` and a gradient for every tensor of floating-point numbers. `fused_call.py` makes
-their arguments.
+The kernel is `fused.c`, which `build.py` compiles at first use. This file passes a `Call` to it; `operators.py`
+makes it two operators of PyTorch, and `fused_call.py` their arguments.
 
 Dropout is a hash of a seed and the pair: the backward pass drops the same weights again, and none are stored.
 """
@@ -10,27 +9,15 @@ Dropout is a hash of a seed and the pair: the backward pass drops the same weigh
 from __future__ import annotations
 
 import ctypes
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from locant.attention.build import build
-from locant.attention.fused_call import (
-    CONTENT,
-    IF_WANTED,
-    NO_GRADIENTS,
-    SCHEMA,
-    TABLES,
-    TENSORS,
-    WITH_GRADIENT,
-    Call,
-    make_call,
-)
+from locant.attention.fused_call import CONTENT, IF_WANTED, TABLES, Call, make_call
+from locant.attention.operators import Operators
 from locant.attention.request import Request
-from locant.attention.second_order import output_of_call, second_gradients
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -41,109 +28,21 @@ def attend(request: Request) -> tuple[Tensor, None]:
     return out.to(request.q.dtype), None
 
 
-# ------------------------------------------------------------------------------------------------- operators
-
-
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The output [B, H, Lq, Dv] in float32, and `lse` [B, H, Lq, 2].
-
-    `lse` holds for each query the largest logit, and the logarithm of Σ_j exp(logit − largest).
-    """
-    call = Call(*arguments)
-    out, lse = _empty_outputs(call)
+def _compute(call: Call, out: Tensor, lse: Tensor) -> None:
     _Kernel(call, out, lse).run("locant_forward")
-    return out, lse
 
 
-def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return _empty_outputs(Call(*arguments))
-
-
-def _empty_outputs(call: Call) -> tuple[Tensor, Tensor]:
-    b, h, lq, _ = call.q.shape
-    dv, dtype = call.v.shape[3], torch.float32
-    # The memory is laid out as [B, Lq, H, Dv], as PyTorch's kernel does it: a model joins the heads next.
-    out = call.q.new_empty_strided((b, h, lq, dv), (lq * h * dv, dv, h * dv, 1), dtype=dtype)
-    return out, call.q.new_empty(b, h, lq, 2, dtype=dtype)
-
-
-def _backward(grad: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
-    """The gradients of `WITH_GRADIENT`, in that order.
-
-    `wanted` has a flag for each of `IF_WANTED`. A field that is None or not wanted gets an empty tensor.
-    """
-    call = Call(*arguments)
-    grads = _empty_gradients(call, wanted)
+def _pull(call: Call, grad: Tensor, out: Tensor, lse: Tensor, grads: dict[str, Tensor]) -> None:
+    """The kernel overwrites the gradients of the content, and adds to those of the tables."""
+    for name in TABLES:
+        grads[name].zero_()
     kernel = _Kernel(call, out, lse)
     # One number per sequence and head, so that no two threads write to the same place.
     by_sequence = lse.new_empty(call.q.shape[:2]) if grads["sinks"].numel() else None
     kernel.set_gradients(grad, grads, by_sequence)
     kernel.run("locant_backward")
     if by_sequence is not None:
-        grads["sinks"] = by_sequence.sum(0)
-    return list(grads.values())
-
-
-def _backward_fake(grad: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], *arguments: Any) -> list[Tensor]:
-    return list(_empty_gradients(Call(*arguments), wanted).values())
-
-
-def _empty_gradients(call: Call, wanted: list[bool]) -> dict[str, Tensor]:
-    """Memory for each of `WITH_GRADIENT`. The kernel overwrites the content and adds to the tables."""
-    grads = {}
-    for name in CONTENT:
-        x = getattr(call, name)
-        grads[name] = call.q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-    for name, want in zip(IF_WANTED, wanted, strict=True):
-        x = getattr(call, name)
-        grads[name] = x.new_zeros(x.shape) if x is not None and want else call.q.new_empty(0)
-    return grads
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Saves what the backward pass needs.
-
-    Tensors go through save_for_backward, which detects in-place changes; other values are stored on ctx.
-    """
-    call = Call(*inputs)
-    out, lse = output
-    ctx.save_for_backward(out, lse, *(getattr(call, name) for name in TENSORS))
-    without_tensors: dict[str, Any] = dict.fromkeys(TENSORS)
-    ctx.call = call._replace(**without_tensors)
-    ctx.mark_non_differentiable(lse)
-
-
-def _gradient(ctx: Any, grad: Tensor, _: Any) -> Call:
-    """A gradient, or None, for each field of the call."""
-    out, lse, *tensors = ctx.saved_tensors
-    call = ctx.call._replace(**dict(zip(TENSORS, tensors, strict=True)))
-    needed = Call(*ctx.needs_input_grad)
-    grads = backward(grad, out, lse, [getattr(needed, name) for name in IF_WANTED], *call)
-    found: dict[str, Any] = {name: x for name, x in zip(WITH_GRADIENT, grads, strict=True) if getattr(needed, name)}
-    return NO_GRADIENTS._replace(**found)
-
-
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    """Saves the inputs of the backward pass, for a second one."""
-    grad, _, _, wanted, *arguments = inputs
-    call = Call(*arguments)
-    ctx.save_for_backward(grad, *(getattr(call, name) for name in TENSORS))
-    without_tensors: dict[str, Any] = dict.fromkeys(TENSORS)
-    ctx.call, ctx.wanted = call._replace(**without_tensors), wanted
-
-
-def _second_gradient(ctx: Any, pulls: list[Tensor | None]) -> tuple[Any, ...]:
-    """The gradients of the inputs of `backward`, by `eager`: the kernel has no second derivative."""
-    grad, *tensors = ctx.saved_tensors
-    call = ctx.call._replace(**dict(zip(TENSORS, tensors, strict=True)))
-    asked = {**dict.fromkeys(CONTENT, True), **dict(zip(IF_WANTED, ctx.wanted, strict=True))}
-    given = {name: x for name in WITH_GRADIENT if (x := getattr(call, name)) is not None}
-    pulled = {name: x for name, x in zip(WITH_GRADIENT, pulls, strict=True)
-              if x is not None and name in given and asked[name]}  # fmt: skip
-    kept = _kept(call) if call.dropout else None
-    of_grad, found = second_gradients(grad, given, pulled, lambda now: output_of_call(call, now, kept))
-    named: dict[str, Any] = {name: x.to(given[name].dtype) for name, x in found.items()}
-    return of_grad.to(grad.dtype), None, None, None, *NO_GRADIENTS._replace(**named)
+        grads["sinks"].copy_(by_sequence.sum(0))
 
 
 def _kept(call: Call) -> Tensor:
@@ -160,43 +59,8 @@ def _kept(call: Call) -> Tensor:
         return (weights != 0).double() / (1 - call.dropout)
 
 
-def _hidden_from_compiler(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel as a function that torch.compile does not trace.
-
-    torch.library.custom_op does this too, but imports the compiler at the first call, which takes a second. As long as
-    nobody has imported it, it cannot trace.
-    """
-    hidden = None
-
-    def run(*arguments: Any) -> Any:
-        nonlocal hidden
-        disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-        if disable is None:
-            return kernel(*arguments)
-        hidden = hidden or disable(kernel)
-        return hidden(*arguments)
-
-    return run
-
-
-def _define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Defines an operator for CPUs, with its shapes for torch.compile."""
-    torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(name, "cpu", _hidden_from_compiler(kernel))
-    torch.library.register_fake(name, fake)
-
-
-_define("locant::attend", f"({SCHEMA}) -> (Tensor, Tensor)", _forward, _forward_fake)
-_define(
-    "locant::attend_backward",
-    f"(Tensor grad, Tensor out, Tensor lse, bool[] wanted, {SCHEMA}) -> Tensor[]",
-    _backward,
-    _backward_fake,
-)
-torch.library.register_autograd("locant::attend", _gradient, setup_context=_save)
-torch.library.register_autograd("locant::attend_backward", _second_gradient, setup_context=_save_backward)
-forward = torch.ops.locant.attend.default
-backward = torch.ops.locant.attend_backward.default
+OPERATORS = Operators("attend", ("cpu",), _compute, _pull, _kept)
+forward, backward = OPERATORS.forward, OPERATORS.backward
 
 
 # ------------------------------------------------------------------------------------------------- the C side

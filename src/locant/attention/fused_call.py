@@ -1,4 +1,4 @@
-"""`Call`: the arguments of the fused kernel, as one record, made from a request.
+"""`Call`: the arguments of our kernels, `fused` and `triton`, as one record, made from a request.
 
 Operators of `torch.library` take flat arguments. So a call is written `forward(*call)` and read back as
 `Call(*arguments)`.
@@ -42,6 +42,7 @@ class Call(NamedTuple):
     k_pos: Tensor  # [B, Lk], int64
     mask: Tensor | None  # bool, broadcasts to [B, H, Lq, Lk]
     seed: Tensor  # [1], int64; of the dropout
+    consecutive: bool  # keys are 0 … Lk−1 and the queries the last of them, as q_pos and k_pos also state
     first_offset: int  # the offset of column 0
     distance: int  # beyond it the content product is that of left, right and distant
     scale: float
@@ -52,8 +53,8 @@ class Call(NamedTuple):
 
 
 FIELD_TYPES = get_type_hints(Call)
-SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", int | None: "SymInt?", float: "float",
-                float | None: "float?"}  # fmt: skip
+SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "SymInt", int | None: "SymInt?",
+                float: "float", float | None: "float?"}  # fmt: skip
 SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in FIELD_TYPES.items())
 """The fields of `Call` in the language of torch.library."""
 
@@ -82,6 +83,7 @@ def make_call(request: Request) -> Call:
         k_pos=request.k_pos.expand(b, -1),
         mask=request.mask,
         seed=torch.randint(2**62, (1,)) if request.dropout else torch.zeros(1, dtype=torch.int64),
+        consecutive=request.consecutive,
         first_offset=request.offsets.lo,
         distance=0 if request.far is None else request.far.window,
         scale=request.scale,

@@ -1,4 +1,7 @@
-"""`python -m locant.attention.triton --selftest`: checks the kernels on this machine's GPU, and times them."""
+"""`python -m locant.attention.triton --selftest`: checks the kernels on this machine's GPU, and times them.
+
+Without a GPU, TRITON_INTERPRET=1 compares tiny calls in Triton's interpreter, and times nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from locant.attention import triton
 def main(arguments: list[str] | None = None) -> int:
     """0 if all comparisons passed."""
     parser = argparse.ArgumentParser(prog="python -m locant.attention.triton", description=__doc__)
-    parser.add_argument("--selftest", action="store_true", help="compare with eager in float64, then time")
+    parser.add_argument("--selftest", action="store_true", help="compare with eager in float64, then time (on a GPU)")
     parser.add_argument("--length", type=int, default=4096, help="tokens of the sequences that are timed")
     options = parser.parse_args(arguments)
     if not options.selftest:

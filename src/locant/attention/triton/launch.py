@@ -13,7 +13,7 @@ from torch import Tensor
 from locant.attention.fused_call import TABLES, Call
 from locant.attention.triton import kernels
 from locant.attention.triton.blocks import INTERPRETED, Blocks, choose_blocks, fastest
-from locant.attention.triton.kernels import Factors, Form, Mask, Positions, Rows, Sizes, Table
+from locant.attention.triton.kernels.records import Factors, Form, Mask, Positions, Rows, Sizes, Table
 
 PROGRAMS = 1024
 """Most programs that have scratch memory or sum gradients: enough for any GPU, and independent of it."""
@@ -25,15 +25,14 @@ DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 class Launch:
     """A call in the form that the kernels read."""
 
-    def __init__(self, call: Call, backward: bool, consecutive: bool, blocks: Blocks | None = None) -> None:
-        self.call, self.consecutive = call, consecutive
+    def __init__(self, call: Call, blocks: Blocks | None = None) -> None:
+        """`blocks` are the sizes for all kernels; without them each has its own, of the table."""
+        self.call, self.consecutive, self.given_blocks = call, call.consecutive, blocks
         self.interpreted = not isinstance(kernels.forward, triton.runtime.JITFunction)
         self.batch, self.heads, self.lq, _ = call.q.shape
         self.kv_heads, self.lk = call.k.shape[1], call.k.shape[2]
-        self.blocks = blocks or self._blocks(backward)
         self.tables = self._tables()
         self.columns = next((x.shape[1] for x in self.tables.values()), 1)
-        self.form = self._form()
 
     def _tables(self) -> dict[str, Tensor]:
         """The tables that are used. Those in matrix products have the dtype of the operands."""
@@ -44,17 +43,24 @@ class Launch:
             if (x := getattr(self.call, name)) is not None
         }
 
-    def _blocks(self, backward: bool) -> Blocks:
+    def blocks(self, kernel: str) -> Blocks:
+        """The sizes of the tiles of a kernel."""
+        if self.given_blocks is not None:
+            return self.given_blocks
         if self.interpreted:
             return INTERPRETED
-        call = self.call
-        vectors = any((x := getattr(call, name)) is not None and x.ndim == 3 for name in TABLES)
+        call, kind = self.call, "numbers"
+        if not self.consecutive or call.mask is not None or call.dropout:
+            kind = "pairs"
+        if any(x.ndim == 3 for x in self.tables.values()):
+            kind = "vectors"
         major, minor = torch.cuda.get_device_capability(call.q.device)
         width = max(call.q.shape[3], call.v.shape[3])
-        return choose_blocks(width, vectors, call.q.element_size(), 10 * major + minor, backward)
+        return choose_blocks(width, kind, call.q.element_size(), 10 * major + minor, kernel)
 
-    def _form(self) -> Form:
-        call, blocks = self.call, self.blocks
+    def form(self, kernel: str) -> Form:
+        """What a kernel is compiled for, without gradients of tables."""
+        call, blocks = self.call, self.blocks(kernel)
         d, dv = call.q.shape[3], call.v.shape[3]
         p = 1 if call.query is None else call.query.shape[2]
         t = 1 if call.key is None else call.key.shape[2]
@@ -96,19 +102,23 @@ class Launch:
             softcap=call.softcap is not None,
             sinks=call.sinks is not None,
             dropout=call.dropout > 0,
+            again=blocks.again,
             scratch=any(x is not None for x in (call.query, call.key, call.value)),
         )
 
-    def _sizes(self, parts: int = 1) -> Sizes:
+    def _query_blocks(self, kernel: str) -> int:
+        """B · ⌈Lq / BM⌉"""
+        found: int = self.batch * triton.cdiv(self.lq, self.blocks(kernel).queries)
+        return found
+
+    def _sizes(self, kernel: str, parts: int = 1) -> Sizes:
         call, most = self.call, self.lq + self.lk
         lowest, highest = call.lowest or 0, call.highest or 0
         if self.consecutive:  # 32-bit numbers are enough then
             lowest, highest = (max(-most, min(most, x)) for x in (lowest, highest))
-        items = self.batch * triton.cdiv(self.lq, self.blocks.queries)
-        groups = self.heads // self.kv_heads
         return Sizes(
-            self.heads, groups, self.lq, self.lk, self.columns, call.first_offset, lowest, highest, parts, items,
-            self.batch,
+            self.heads, self.heads // self.kv_heads, self.lq, self.lk, self.columns, call.first_offset, lowest, highest,
+            parts, self._query_blocks(kernel), self.batch,
         )  # fmt: skip
 
     def _inputs(self) -> dict[str, Any]:
@@ -138,17 +148,18 @@ class Launch:
 
     def forward(self, out: Tensor, lse: Tensor) -> None:
         """Writes the output, and the sums of each query."""
-        programs = self._programs(triton.cdiv(self.lq, self.blocks.queries) * self.batch * self.heads, self.form)
+        form = self.form("forward")
+        programs = self._programs(self._query_blocks("forward") * self.heads, form)
         sinks = None if self.call.sinks is None else self.call.sinks.float().contiguous()
         kernels.forward[(programs,)](
             **self._inputs(),
             sinks=sinks,
-            scratch=self._scratch(programs, self.form),
+            scratch=self._scratch(programs, form),
             out=_rows(out),
             lse=lse,
-            n=self._sizes(),
-            C=self.form,
-            **self._options(self.form),
+            n=self._sizes("forward"),
+            C=form,
+            **self._options("forward", form),
         )
 
     def backward(self, grad: Tensor, out: Tensor, lse: Tensor, grads: dict[str, Tensor]) -> None:
@@ -165,38 +176,39 @@ class Launch:
 
     def _backward_queries(self, shared: dict[str, Any], grads: dict[str, Tensor]) -> None:
         wanted = {name: x for name in TABLES if (x := grads[name]).numel()}
-        parts = self._parts(wanted)
+        form = self.form("backward_queries")
+        parts = self._parts(wanted, form)
         buffers = {
             name: x.new_zeros(parts, self.heads, *x.shape[1:], dtype=torch.float32) for name, x in wanted.items()
         }
         grad_flags: dict[str, Any] = {f"grad_{name}": True for name in wanted}
-        form = self.form._replace(**grad_flags, scratch=self.form.scratch or bool(wanted))
+        form = form._replace(**grad_flags, scratch=form.scratch or bool(wanted))
         kernels.backward_queries[(parts * self.heads,)](
             **shared, dq=_rows(grads["q"]), draw_q=_rows(_given(grads["raw_q"])),
             dquery_level=_given(grads["query_level"]), dtemperature=_given(grads["temperature"]),
             **{f"d{name}": buffers.get(name) for name in TABLES}, scratch=self._scratch(parts * self.heads, form),
-            n=self._sizes(parts), C=form, **self._options(form),
+            n=self._sizes("backward_queries", parts), C=form, **self._options("backward_queries", form),
         )  # fmt: skip
         for name, x in wanted.items():
             total = buffers[name].sum(0)
             x.copy_(total if x.shape[0] == self.heads else total.sum(0, keepdim=True))
 
-    def _parts(self, wanted: dict[str, Tensor]) -> int:
+    def _parts(self, wanted: dict[str, Tensor], form: Form) -> int:
         """Into how many parts the blocks of queries of a head are divided. Memory for tables bounds the number."""
-        items: int = self.batch * triton.cdiv(self.lq, self.blocks.queries)
+        items = self._query_blocks("backward_queries")
         most: int = triton.cdiv(PROGRAMS, self.heads)
         if not wanted:
-            return min(items, most) if self.form.scratch else items
+            return min(items, most) if form.scratch else items
         one = 4 * self.heads * sum(x[0].numel() for x in wanted.values())
         return max(1, min(items, most, BUFFER_BYTES // one))
 
     def _backward_keys(self, shared: dict[str, Any], grads: dict[str, Tensor]) -> None:
-        blocks = triton.cdiv(self.lk, self.blocks.keys) * self.batch * self.kv_heads
-        programs = self._programs(blocks, self.form)
+        form = self.form("backward_keys")
+        programs = self._programs(triton.cdiv(self.lk, form.block_n) * self.batch * self.kv_heads, form)
         kernels.backward_keys[(programs,)](
             **shared, dk=_rows(grads["k"]), dv=_rows(grads["v"]), draw_k=_rows(_given(grads["raw_k"])),
-            dkey_level=_given(grads["key_level"]), scratch=self._scratch(programs, self.form),
-            n=self._sizes(), C=self.form, **self._options(self.form),
+            dkey_level=_given(grads["key_level"]), scratch=self._scratch(programs, form),
+            n=self._sizes("backward_keys"), C=form, **self._options("backward_keys", form),
         )  # fmt: skip
 
     def _programs(self, blocks: int, form: Form) -> int:
@@ -214,29 +226,35 @@ class Launch:
         block = 16
         programs = triton.cdiv(self.lq, block) * triton.cdiv(self.lk, block) * self.batch * self.heads
         inputs = self._inputs()
-        kernels.kept_weights[(programs,)](found, inputs["seed"], inputs["limit"], self._sizes(), BLOCK=block)
+        kernels.kept_weights[(programs,)](found, inputs["seed"], inputs["limit"], self._sizes("forward"), BLOCK=block)
         return found.bool()
 
-    def _options(self, form: Form) -> dict[str, int]:
+    def _options(self, kernel: str, form: Form) -> dict[str, int]:
+        blocks = self.blocks(kernel)
         # The compiler may load an iteration ahead, which must not happen to scratch memory.
-        stages = 1 if form.scratch else self.blocks.stages
-        return {"num_warps": self.blocks.warps, "num_stages": stages}
+        return {"num_warps": blocks.warps, "num_stages": 1 if form.scratch else blocks.stages}
 
 
-def tuned_launch(call: Call, consecutive: bool, run: Callable[[Launch], object], backward: bool) -> Launch:
+def tuned_launch(call: Call, run: Callable[[Launch], object], backward: bool) -> Launch:
     """A launch with the block sizes that take the least time to `run`; measured once for each kind of call."""
-    launch = Launch(call, backward, consecutive)
+    launch = Launch(call)
     # The form names terms and widths; lengths matter by their order of magnitude.
-    key = (launch.form, backward, launch.lq.bit_length(), launch.lk.bit_length(), call.q.device)
+    key = (
+        launch.form("backward_queries" if backward else "forward"),
+        backward,
+        launch.lq.bit_length(),
+        launch.lk.bit_length(),
+        call.q.device,
+    )
 
     def seconds(blocks: Blocks) -> float | None:
         try:
-            found: float = triton.testing.do_bench(lambda: run(Launch(call, backward, consecutive, blocks)))
+            found: float = triton.testing.do_bench(lambda: run(Launch(call, blocks)))
         except triton.runtime.errors.OutOfResources:
             return None
         return found
 
-    return Launch(call, backward, consecutive, fastest(key, seconds))
+    return Launch(call, fastest(key, seconds))
 
 
 def _padded(width: int) -> int:

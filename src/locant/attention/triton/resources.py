@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 from locant.attention.fused_call import TABLES
 from locant.attention.triton import kernels
 from locant.attention.triton.blocks import Blocks, choose_blocks
-from locant.attention.triton.kernels import Factors, Form, Mask, Positions, Rows, Sizes, Table
+from locant.attention.triton.kernels.records import Factors, Form, Mask, Positions, Rows, Sizes, Table
 
 CAPABILITIES = (90, 80, 100)
 """Of the H100, the A100 and the B200."""
@@ -67,7 +67,7 @@ def form_of(configuration: dict[str, Any], width: int, blocks: Blocks, kernel: s
         far=False, lowest=False, highest=True, mask=False, guarded=False, bias=False, gain=0,
         query=False, key=False, value=False,
         raw_q=False, raw_k=False, query_level=False, key_level=False, level=False, temperature=False, softcap=False,
-        sinks=False, dropout=False, scratch=False,
+        sinks=False, dropout=False, again=blocks.again, scratch=False,
     )  # fmt: skip
     form = base._replace(**configuration)
     vectors = form.query or form.key or form.value
@@ -79,8 +79,12 @@ def form_of(configuration: dict[str, Any], width: int, blocks: Blocks, kernel: s
 
 def blocks_of(configuration: dict[str, Any], width: int, capability: int, kernel: str) -> Blocks:
     """The blocks that a call of this configuration would take."""
-    vectors = any(configuration.get(name) for name in ("query", "key", "value")) or configuration.get("gain") == 2
-    return choose_blocks(width, vectors, 2, capability, backward=kernel != "forward")
+    kind = "numbers"
+    if configuration.get("mask") or configuration.get("dropout"):
+        kind = "pairs"
+    if any(configuration.get(name) for name in ("query", "key", "value")) or configuration.get("gain") == 2:
+        kind = "vectors"
+    return choose_blocks(width, kind, 2, capability, kernel)
 
 
 def _signature(kernel: Any, form: Form) -> tuple[dict[str, Any], dict[Any, Any]]:
