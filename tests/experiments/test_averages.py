@@ -65,16 +65,17 @@ def test_by_step_and_by_length():
 
 
 @pytest.mark.parametrize(
-    ("width", "middles"),
+    ("width", "trained", "middles"),
     [
         # 8 bins up to the trained 16 positions, 8 up to 32, 8 up to 64
-        (1, [*(n + 1.5 for n in range(0, 32, 2)), *(n + 2.5 for n in range(32, 64, 4))]),
-        (2, [*(n + 1.5 for n in range(0, 32, 2)), *(n + 2.5 for n in range(32, 64, 4))]),
-        (8, [n + 4.5 for n in range(0, 64, 8)]),  # wide ones stay as they are
+        (1, 16, [*(n + 1.5 for n in range(0, 32, 2)), *(n + 2.5 for n in range(32, 64, 4))]),
+        (2, 16, [*(n + 1.5 for n in range(0, 32, 2)), *(n + 2.5 for n in range(32, 64, 4))]),
+        (8, 16, [n + 4.5 for n in range(0, 64, 8)]),  # wide ones stay as they are
+        (1, 70, [n + 4.5 for n in range(0, 64, 8)]),  # an eighth of 70 in whole positions
     ],
 )
-def test_bins_beyond_the_trained_length_are_joined(width, middles):
+def test_bins_beyond_the_trained_length_are_joined(width, trained, middles):
     parts = [[start, float(start + (width + 1) / 2)] for start in range(0, 64, width)]  # the score is the position
-    found = averages.by_position(run(tests=[{"length": 64, "by_position": parts}]), 64, 16)
+    found = averages.by_position(run(tests=[{"length": 64, "by_position": parts}]), 64, trained)
     assert list(found) == middles
     assert list(found.values()) == middles

@@ -41,6 +41,7 @@ def test_the_lowest_loss_is_first(tmp_path):
     assert list(by_scheme["learned"].by_length) == [128]
     assert by_scheme["learned"].against is None
     assert (tisa.parameters, tisa.seconds_per_step, tisa.finished, tisa.wanted) == (0, 0.25, 3, 3)
+    assert [row.scheme for row in rows if row.baseline] == ["learned"]
 
 
 def test_the_highest_accuracy_is_first(tmp_path, monkeypatch):
@@ -118,6 +119,23 @@ def test_one_seed_has_no_winner(tmp_path):
         for sentence in found
         if "better than" in sentence or "against" in sentence.lower() or "best" in sentence
     ]
+
+
+@pytest.mark.parametrize(("seeds", "failed"), [(1, ()), (2, (1,)), (3, (1, 2))])
+def test_more_seeds_are_announced_only_while_runs_go_on(seeds, failed, tmp_path):
+    comparison = begin(tmp_path, ["learned", "tisa"], seeds=seeds)
+    finish(tmp_path, comparison, "learned", 0, 4.0)
+    for scheme in comparison.schemes:
+        for seed in failed:
+            fail(tmp_path, comparison, scheme, seed, "no space left")
+    begin_of = "One seed:" if seeds == 1 else "One seed so far:"
+    found = conclusions(tmp_path, comparison)
+    assert found[0].startswith(begin_of)
+    assert f"{1 + 2 * len(failed)} of {2 * seeds} runs have ended so far." in found
+    finish(tmp_path, comparison, "tisa", 0, 4.0)
+    found = conclusions(tmp_path, comparison)
+    assert found[0].startswith("One seed: no interval")
+    assert not [sentence for sentence in found if "so far" in sentence]
 
 
 def test_while_runs_go_on(tmp_path):

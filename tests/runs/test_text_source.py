@@ -1,6 +1,7 @@
 """Where texts are read from, and what is held out of them."""
 
 import gzip
+import io
 import lzma
 
 import pytest
@@ -104,6 +105,21 @@ def test_the_content_of_an_archive_has_a_limit(tmp_path, monkeypatch):
         monkeypatch.setattr(text_source, "SMALL", small)
         with pytest.raises(ValueError, match="decompresses to more than"):
             text_source.read_bytes(path)
+
+
+def test_a_megabyte_is_read_and_a_small_archive_never_fills_the_memory(tmp_path, monkeypatch):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(2**20)))  # of 1 kB
+    assert len(text_source.read_bytes(tmp_path / "a.gz")) == 2**20
+    asked = []
+
+    class Endless(io.BytesIO):
+        def read(self, most):
+            asked.append(most)
+            return b""
+
+    monkeypatch.setitem(text_source.OPENERS, ".gz", lambda path, mode: Endless())
+    text_source.read_bytes(tmp_path / "a.gz")
+    assert asked[0] <= 2**27 + 1
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class SchemeResult:
     finished: int  # runs
     wanted: int
     scores: dict[int, float]  # seed -> score, of finished runs
-    noise: float | None = None  # standard error of the score of a run over test examples, mean over seeds
+    noise: float | None  # standard error of the score of a run over test examples, mean over seeds
 
 
 def outcome(out: Path, run: Run) -> RunResult:
