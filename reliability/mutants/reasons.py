@@ -30,7 +30,7 @@ class Reason:
 
 
 _ATTENTION, _SCHEMES = "src/locant/attention/", "src/locant/schemes/"
-_EXPERIMENTS, _RUNS = "src/locant/experiments/", "src/locant/runs/"
+_EXPERIMENTS, _RUNS, _HF = "src/locant/experiments/", "src/locant/runs/", "src/locant/hf/"
 _TWO_DIMENSIONS = "Positions and rows of keys have two dimensions, so the dimensions −1 and +1 are the same."
 _DEVICE = "The tests run on a CPU, where None is the same device."
 _MEMORY = "It limits how much is computed at a time. Any limit gives the same result, with another need of memory."
@@ -300,6 +300,11 @@ REASONS: tuple[Reason, ...] = (
            "How far the limit is from what texts compress to is a matter of choice."),
     Reason(_RUNS + "text_source.py", "_standard_library", r"read_text\((encoding=None, )?errors=", PLATFORM,
            "The tests run where texts are in UTF-8 by default."),
+    # ---- hf
+    Reason(_HF + "rope_settings.py", "options_of", r"abs\(magnitude - 1\) >= 1e-6", TUNING, "No measurement meets the limit exactly."),
+    Reason(_HF + "rope_settings.py", "closed_forms", r"- magnitude\) >= 1e-6", TUNING, "No measurement meets the limit exactly."),
+    Reason(_HF + "safetensors_header.py", "(module)", r"→ LONGEST = (33 \* 2\*\*20|32 \* 2\*\*21)$", TUNING,
+           "How far the limit is from the headers of models is a matter of choice."),
     # ---- hardware
     *(
         Reason(_SCHEMES + path, function, r"→ .*(frequencies\(.*, None\)|slopes\(None\))", PLATFORM, _DEVICE)

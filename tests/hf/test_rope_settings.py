@@ -69,6 +69,8 @@ def test_yarn():
     (found,) = closed_forms(config({**parameters, "factor": 4.0, "truncate": False}), "", OPTIONS, own)
     assert found.truncate is False
     assert found.magnitude() == pytest.approx(own)
+    (same,) = closed_forms(config({**parameters, "factor": 4.0}), "", {**OPTIONS, "attention_factor": own}, own)
+    assert "attention_factor" not in str(same)  # it follows from the other options
     (found,) = closed_forms(config({**parameters, "factor": 4.0}), "", {**OPTIONS, "attention_factor": 0.5}, 0.5)
     assert found.magnitude() == pytest.approx(0.5)
 

@@ -53,6 +53,15 @@ def test_numbers_of_less_than_a_byte(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [("F8_E8M0", 8), ("F8_E4M3FNUZ", 8), ("F8_E5M2FNUZ", 8), ("F6_E2M3", 6), ("F6_E3M2", 6), ("F4", 4)],
+)
+def test_dtypes_that_torch_does_not_save(dtype, bits, tmp_path):
+    entry = {"dtype": dtype, "shape": [2, 4], "data_offsets": [0, bits]}
+    assert read_header(write(tmp_path / "it", {"a": entry}, bytes(bits)))["a"] == Entry(dtype, (2, 4), 0, bits)
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"dtype": "F31"}, "has the dtype 'F31'; expected one of F4, "),
