@@ -295,6 +295,8 @@ REASONS: tuple[Reason, ...] = (
                EQUIVALENT, _VERBOSE)
         for function in ("Windows._cut", "Windows._shortened")
     ),
+    Reason(_EXPERIMENTS + "trainer.py", "training_arguments", r"remove_unused_columns=False, (dataloader_pin_memory=None, )?use_cpu=not torch\.cuda\.is_available\(\), \)$",
+           EQUIVALENT, "Without a GPU transformers turns it off because of use_cpu; with a GPU it is on by default."),
     # ---- runs
     Reason(_RUNS + "text_source.py", "(module)", r"→ SMALL, DENSEST = (65 \* 2\*\*20, 100|64 \* 2\*\*21, 100|64 \* 2\*\*20, 101)$", TUNING,
            "How far the limit is from what texts compress to is a matter of choice."),
