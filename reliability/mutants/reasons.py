@@ -302,6 +302,7 @@ REASONS: tuple[Reason, ...] = (
            "How far the limit is from what texts compress to is a matter of choice."),
     Reason(_RUNS + "text_source.py", "_standard_library", r"read_text\((encoding=None, )?errors=", PLATFORM,
            "The tests run where texts are in UTF-8 by default."),
+    Reason(_RUNS + "glue_files.py", "(module)", r"→ fields: int = 1", EQUIVALENT, "Only a format without a header has fields, and names them."),
     # ---- hf
     Reason(_HF + "rope_settings.py", "options_of", r"abs\(magnitude - 1\) >= 1e-6", TUNING, "No measurement meets the limit exactly."),
     Reason(_HF + "rope_settings.py", "closed_forms", r"- magnitude\) >= 1e-6", TUNING, "No measurement meets the limit exactly."),
