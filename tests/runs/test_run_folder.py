@@ -157,3 +157,8 @@ def test_a_folder_that_vanishes_is_made_again(wait, tmp_path, monkeypatch):
     with run_folder.held(tmp_path / "run", wait=wait):
         assert (tmp_path / "run" / ".lock").exists()
     assert found == [-1 if wait else 0] * 3
+
+
+def test_models_are_kept_after_halves_of_halves(tmp_path):
+    assert [run_folder.kept_steps(*each) for each in ((800, 3), (3, 5), (8, 0))] == [[100, 200, 400], [1], []]
+    assert run_folder.kept_model(tmp_path, 7) == tmp_path / "kept" / "step-7"
