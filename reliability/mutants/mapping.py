@@ -14,18 +14,21 @@ ATTENTION = (
     "tests/attention", "tests/schemes", "tests/test_testing.py", "tests/test_spec.py", "tests/test_terms.py",
     "tests/cli/test_machine.py", "tests/cli/test_schemes.py",
 )  # fmt: skip
-EXPERIMENTS = ("tests/experiments/tasks", "tests/experiments/test_statistics.py", "tests/experiments/test_results.py")
+TASKS = ("tests/experiments/tasks",)
+SCORES = (
+    "tests/experiments/test_statistics.py", "tests/experiments/test_results.py", "tests/experiments/test_averages.py",
+)  # fmt: skip
 TESTS = {
     "src/locant/terms.py": ATTENTION,
     "src/locant/schemes/*.py": ATTENTION,
     "src/locant/attention/*": ATTENTION,
     "src/locant/hf/*.py": ("tests/hf",),
-    "src/locant/runs/*.py": ("tests/runs", "tests/attention/test_build.py", *EXPERIMENTS),
-    "src/locant/experiments/statistics.py": EXPERIMENTS,
-    "src/locant/experiments/results.py": EXPERIMENTS,
-    "src/locant/experiments/averages.py": EXPERIMENTS,
-    "src/locant/experiments/tasks/squad.py": EXPERIMENTS,
-    "src/locant/experiments/tasks/glue.py": EXPERIMENTS,
+    "src/locant/runs/*.py": ("tests/runs", "tests/attention/test_build.py", "tests/experiments/tasks/test_glue.py"),
+    "src/locant/experiments/statistics.py": SCORES,
+    "src/locant/experiments/results.py": SCORES,
+    "src/locant/experiments/averages.py": SCORES,
+    "src/locant/experiments/tasks/squad.py": TASKS,
+    "src/locant/experiments/tasks/glue.py": TASKS,
     "src/locant/experiments/trainer.py": ("tests/experiments/test_trainer.py",),
 }
 """Source files in scope -> the tests of their mutants. tests/reliability/test_fuzz.py joins those of attention."""

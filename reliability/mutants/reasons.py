@@ -30,10 +30,12 @@ class Reason:
 
 
 _ATTENTION, _SCHEMES = "src/locant/attention/", "src/locant/schemes/"
+_EXPERIMENTS, _RUNS, _HF = "src/locant/experiments/", "src/locant/runs/", "src/locant/hf/"
 _TWO_DIMENSIONS = "Positions and rows of keys have two dimensions, so the dimensions −1 and +1 are the same."
 _DEVICE = "The tests run on a CPU, where None is the same device."
 _MEMORY = "It limits how much is computed at a time. Any limit gives the same result, with another need of memory."
 _SYMMETRIC = "A normal distribution is symmetric, so plus and minus draw from the same one."
+_VERBOSE = "It decides whether a tokenizer warns, and nothing else."
 _GRID = "The grid from which a fit starts. Fitting goes on from there, and a neighbouring grid is as right."
 
 REASONS: tuple[Reason, ...] = (
@@ -278,6 +280,35 @@ REASONS: tuple[Reason, ...] = (
     Reason(_SCHEMES + "tisa.py", "Tisa.__init__", r"→ .*Parameter\(0\.1 - 0\.01 \* torch\.randn", EQUIVALENT, _SYMMETRIC),
     Reason(_SCHEMES + "tisa.py", "Tisa.bumps", r"clamp\(min=(None|-81\.0)\)\)$", PERFORMANCE,
            "e^−80 is nothing beside 1; the bound keeps CPUs off numbers that they compute slowly."),
+    # ---- experiments
+    Reason(_EXPERIMENTS + "statistics.py", "difference", r"\(found\.mean >= 0\) ==", EQUIVALENT,
+           "A mean of 0 is inside its interval, and the lines above have returned."),
+    Reason(_EXPERIMENTS + "statistics.py", "difference", r"found\.low is None and found\.high is None", EQUIVALENT,
+           "Both are None, or neither."),
+    Reason(_EXPERIMENTS + "averages.py", "by_position", r"log2\(max\(start, 2\) / trained\)", EQUIVALENT,
+           "Up to a trained length of 2 a bin is wider than the eighth of it; beyond, both logarithms are negative."),
+    Reason(_EXPERIMENTS + "tasks/glue.py", "Glue._test", r"→ kind = int if \(self\.format\.labels\) and False else float$", EQUIVALENT,
+           "For scikit-learn, 0.0 and 1.0 are classes as 0 and 1 are."),
+    Reason(_EXPERIMENTS + "tasks/glue.py", "Glue._write", r"return_attention_mask=False, (verbose=True,)?\s*(\)|$)", EQUIVALENT, _VERBOSE),
+    *(
+        Reason(_EXPERIMENTS + "tasks/squad.py", function, r"→ .*return_(attention_mask=False|offsets_mapping=True),\s*(verbose=True,?)?\s*(\)|$)",
+               EQUIVALENT, _VERBOSE)
+        for function in ("Windows._cut", "Windows._shortened")
+    ),
+    Reason(_EXPERIMENTS + "trainer.py", "training_arguments", r"remove_unused_columns=False, (dataloader_pin_memory=None, )?use_cpu=not torch\.cuda\.is_available\(\), \)$",
+           EQUIVALENT, "Without a GPU transformers turns it off because of use_cpu; with a GPU it is on by default."),
+    # ---- runs
+    Reason(_RUNS + "text_source.py", "(module)", r"→ SMALL, DENSEST = (65 \* 2\*\*20, 100|64 \* 2\*\*21, 100|64 \* 2\*\*20, 101)$", TUNING,
+           "How far the limit is from what texts compress to is a matter of choice."),
+    Reason(_RUNS + "text_source.py", "_standard_library", r"read_text\((encoding=None, )?errors=", PLATFORM,
+           "The tests run where texts are in UTF-8 by default."),
+    Reason(_RUNS + "glue_files.py", "(module)", r"→ fields: int = 1", EQUIVALENT, "Only a format without a header has fields, and names them."),
+    # ---- hf
+    Reason(_HF + "rope_settings.py", "options_of", r"abs\(magnitude - 1\) >= 1e-6", TUNING, "No measurement meets the limit exactly."),
+    Reason(_HF + "rope_settings.py", "closed_forms", r"- magnitude\) >= 1e-6", TUNING, "No measurement meets the limit exactly."),
+    Reason(_HF + "safetensors_header.py", "(module)", r"→ LONGEST = (33 \* 2\*\*20|32 \* 2\*\*21)$", TUNING,
+           "How far the limit is from the headers of models is a matter of choice."),
+    # ---- hardware
     *(
         Reason(_SCHEMES + path, function, r"→ .*(frequencies\(.*, None\)|slopes\(None\))", PLATFORM, _DEVICE)
         for path, function in (

@@ -3,7 +3,8 @@
 import pytest
 
 from locant.analysis.curve import WHAT, Curve
-from locant.experiments.learned import Learned, over_seeds
+from locant.experiments import learned as module
+from locant.experiments.learned import Learned, over_seeds, store_curves, stored_curves
 
 
 def learned(*heads: list[float], what: str = WHAT["bias"], fixed: bool = False, problem: str = "") -> Learned:
@@ -40,3 +41,12 @@ def test_nothing_to_compare():
     assert over_seeds([learned([1.0, 2.0, 3.0])], causal=False) == []
     assert over_seeds([learned([1.0, 2.0, 3.0], fixed=True)] * 2, causal=False) == []
     assert over_seeds([learned([1.0, 2.0, 3.0]), Learned(problem="no model")], causal=False) == []
+
+
+def test_an_error_without_words_does_not_end_the_run(tmp_path, monkeypatch):
+    def refuse(model, length):
+        raise NotImplementedError
+
+    monkeypatch.setattr(module, "curves_of", refuse)
+    store_curves(None, tmp_path, 8)
+    assert stored_curves(tmp_path) == Learned(problem="NotImplementedError")

@@ -1,14 +1,19 @@
 """The tables and conclusions of a folder of runs."""
 
+import json
 import math
+import os
 
 import pytest
 
-from locant.experiments import tasks
-from locant.experiments.results import outcome, outcomes, sentences
+from locant.experiments import results, tasks
+from locant.experiments.learned import Learned
+from locant.experiments.results import described, gaps, learned_curves, outcome, outcomes, sentences
 from locant.experiments.run import Run
 from locant.experiments.tasks.language import Causal
-from tests.comparisons import begin, begun, fail, finish, rows_of, whole
+from locant.hf import loading
+from locant.runs import run_folder
+from tests.comparisons import begin, begun, fail, finish, folder_of, rows_of, whole, write
 
 
 class Choice(Causal):
@@ -36,6 +41,7 @@ def test_the_lowest_loss_is_first(tmp_path):
     assert list(by_scheme["learned"].by_length) == [128]
     assert by_scheme["learned"].against is None
     assert (tisa.parameters, tisa.seconds_per_step, tisa.finished, tisa.wanted) == (0, 0.25, 3, 3)
+    assert [row.scheme for row in rows if row.baseline] == ["learned"]
 
 
 def test_the_highest_accuracy_is_first(tmp_path, monkeypatch):
@@ -116,6 +122,23 @@ def test_one_seed_has_no_winner(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("seeds", "failed"), [(1, ()), (2, (1,)), (3, (1, 2))])
+def test_more_seeds_are_announced_only_while_runs_go_on(seeds, failed, tmp_path):
+    comparison = begin(tmp_path, ["learned", "tisa"], seeds=seeds)
+    finish(tmp_path, comparison, "learned", 0, 4.0)
+    for scheme in comparison.schemes:
+        for seed in failed:
+            fail(tmp_path, comparison, scheme, seed, "no space left")
+    begin_of = "One seed:" if seeds == 1 else "One seed so far:"
+    found = conclusions(tmp_path, comparison)
+    assert found[0].startswith(begin_of)
+    assert f"{1 + 2 * len(failed)} of {2 * seeds} runs have ended so far." in found
+    finish(tmp_path, comparison, "tisa", 0, 4.0)
+    found = conclusions(tmp_path, comparison)
+    assert found[0].startswith("One seed: no interval")
+    assert not [sentence for sentence in found if "so far" in sentence]
+
+
 def test_while_runs_go_on(tmp_path):
     comparison = begin(tmp_path, ["learned", "tisa"], seeds=2)
     assert conclusions(tmp_path, comparison) == ["No run has finished yet.", "0 of 4 runs have ended so far."]
@@ -159,3 +182,114 @@ def test_files_that_are_being_written(tmp_path):
     assert (first.state, first.step, first.score("loss")) == ("begun", 6, None)
     assert (second.state, second.step) == ("new", 0)
     assert outcome(tmp_path, Run(comparison.work, "learned", 0)) == first
+
+
+def test_only_a_failed_run_has_a_reason(tmp_path, monkeypatch):
+    comparison = begin(tmp_path, ["learned"], seeds=3)
+    finish(tmp_path, comparison, "learned", 0, 4.0)
+    fail(tmp_path, comparison, "learned", 1, "no space left")
+    (fail(tmp_path, comparison, "learned", 2, "") / "FAILED").write_text("{}")
+    assert [(each.state, each.reason) for each in outcomes(tmp_path, comparison)] == [
+        ("done", ""), ("failed", "no space left"), ("failed", "unknown"),
+    ]  # fmt: skip
+    monkeypatch.setattr(run_folder, "state", lambda here: "failed")  # as it was before another process began it again
+    again = outcome(tmp_path, Run(comparison.work, "learned", 0))
+    assert (again.state, again.reason) == ("begun", "")
+
+
+def test_a_finished_run_without_tests_has_no_score(tmp_path):
+    comparison = begin(tmp_path, ["learned"], seeds=1)
+    here = begun(tmp_path, comparison, "learned", 0)
+    for steps in (0.5, 0.25):  # of a run that was interrupted after its first cost
+        cost = {"kind": "cost", "seconds_per_step": steps, "seconds": {}, "memory_mb": 1.0, "scheme_parameters": 3}
+        write(here, [cost])
+    (here / "DONE").touch()
+    (found,) = outcomes(tmp_path, comparison)
+    assert (found.score("loss"), found.step) == (None, 40)
+    rows = rows_of(tmp_path, comparison)
+    assert (rows[0].seconds_per_step, rows[0].parameters, rows[0].by_length, rows[0].noise) == (0.25, 3, {}, None)
+    assert not [sentence for sentence in sentences(comparison, rows) if "tokens" in sentence]
+
+
+def test_costs_and_noise_are_means_over_finished_runs(tmp_path):
+    comparison = begin(tmp_path, ["learned"], seeds=4)
+    for seed, (seconds, memory, noise) in enumerate([(1.0, 10.0, 0.1), (3.0, 30.0, 0.3), (5.0, math.nan, None)]):
+        here = folder_of(tmp_path, comparison, "learned", seed)
+        at = {"kind": "test", "values": {"loss": 4.0 + seed}, "by_position": [], "refused": ""}
+        known = {} if noise is None else {"noise": {"loss": noise, "other": 9.0}}
+        cost = {"kind": "cost", "seconds_per_step": seconds, "seconds": {}, "memory_mb": memory, "scheme_parameters": 3}
+        write(here, [{**at, **known, "length": 128}, {**at, "noise": {"loss": 7.0}, "length": 256}, cost])
+        (here / "DONE").touch()
+    begun(tmp_path, comparison, "learned", 3)
+    (row,) = rows_of(tmp_path, comparison)
+    assert (row.seconds_per_step, row.memory_mb, row.noise) == pytest.approx((3.0, 20.0, 0.2))
+    assert (row.finished, row.wanted, row.scores) == (3, 4, {0: 4.0, 1: 5.0, 2: 6.0})
+
+
+def test_gaps_are_those_of_the_seeds_that_both_have(tmp_path):
+    comparison = begin(tmp_path, ["learned", "tisa"], seeds=3)
+    for scheme, scores in {"learned": {0: 4.0, 2: 4.5}, "tisa": {2: 3.0, 1: 9.0, 0: 2.0}}.items():
+        for seed, score in scores.items():
+            finish(tmp_path, comparison, scheme, seed, score)
+    tisa, learned = rows_of(tmp_path, comparison)[::-1]
+    assert (tisa.scheme, learned.scheme) == ("tisa", "learned")
+    assert gaps(tisa, learned) == [-2.0, -1.5]
+    assert gaps(learned, tisa) == [2.0, 1.5]
+
+
+def test_versions_of_all_runs(tmp_path):
+    comparison = begin(tmp_path, ["learned"], seeds=4)
+    assert described(tmp_path, outcomes(tmp_path, comparison)) == {}
+    about = [
+        {"versions": {"torch": "2.9", "python": 3.11}, "began": "2026-01-02", "processes": 1},
+        {"versions": {"torch": "2.8"}, "began": "2026-01-03", "processes": 4},
+        {"versions": {"torch": "2.9"}, "began": "2026-01-01", "processes": 2},
+    ]
+    for seed, each in enumerate(about):
+        (folder_of(tmp_path, comparison, "learned", seed + 1) / "run.json").write_text(json.dumps(each))
+    assert described(tmp_path, outcomes(tmp_path, comparison)) == {
+        "torch": ["2.9", "2.8"], "python": ["3.11"], "processes of a run": ["4", "2"],
+        "first run began": ["2026-01-01"], "last run began": ["2026-01-03"],
+    }  # fmt: skip
+    for seed in (1, 2, 3):
+        (folder_of(tmp_path, comparison, "learned", seed) / "run.json").write_text("{}")
+    assert described(tmp_path, outcomes(tmp_path, comparison)) == {}
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The folders of the models that were opened. A model is its folder, and its curves name folder and length."""
+    folders = []
+    monkeypatch.setattr(loading, "load", lambda here: folders.append(here) or here)
+    monkeypatch.setattr(results, "curves_of", lambda model, length: Learned(problem=f"{model.name}, {length}"))
+    return folders
+
+
+def test_curves_come_from_the_folder_or_else_from_its_model(tmp_path, opened):
+    comparison = begin(tmp_path, ["learned"], seeds=2)
+    stored, bare = (finish(tmp_path, comparison, "learned", seed, 4.0) for seed in (0, 1))
+    (stored / "curves.json").write_text(json.dumps({"curves": [], "fixed": True, "problem": ""}))
+    one, other = outcomes(tmp_path, comparison)
+    assert learned_curves(tmp_path, one) == Learned(fixed=True)
+    assert opened == []
+    for _ in range(2):  # opened once
+        assert learned_curves(tmp_path, other) == Learned(problem="learned.s1, 128")
+        assert opened == [bare]
+    os.utime(bare / "DONE", ns=(1, 1))  # another run in the same folder
+    learned_curves(tmp_path, other)
+    assert opened == [bare, bare]
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [(OSError("no weights\nin a folder"), "no weights"), (NotImplementedError(), "NotImplementedError")],
+)
+def test_a_model_without_curves_has_a_reason(problem, words, tmp_path, opened, monkeypatch):
+    def refuse(model, length):
+        raise problem
+
+    monkeypatch.setattr(results, "curves_of", refuse)
+    comparison = begin(tmp_path, ["learned"], seeds=1)
+    finish(tmp_path, comparison, "learned", 0, 4.0)
+    (found,) = outcomes(tmp_path, comparison)
+    assert learned_curves(tmp_path, found) == Learned(problem=words)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from locant.experiments import statistics
 from locant.experiments.statistics import Difference, Estimate, difference, estimate
 
 scores = st.lists(st.floats(-1e3, 1e3).map(lambda x: round(x, 3)), min_size=2, max_size=12)
@@ -100,3 +101,31 @@ def test_only_seeds_that_both_have_count():
     found = difference({0: 3.0, 1: 3.1, 5: 90.0}, {0: 4.0, 1: 4.2, 3: 1.0}, higher_is_better=False)
     assert found == Difference(estimate([3.0 - 4.0, 3.1 - 4.2]), "better")
     assert found.estimate.count == 2
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict"),
+    [((0.0, 2.0), "no difference shown"), ((-2.0, 0.0), "no difference shown"), ((1.0, 2.0), "better"),
+     ((-2.0, -1.0), "worse")],
+)  # fmt: skip
+def test_an_interval_that_ends_at_0_shows_nothing(gaps, verdict, monkeypatch):
+    monkeypatch.setattr(statistics, "_quantile", lambda degrees: {1: 1.0}[degrees])  # an interval as wide as the gaps
+    found = difference(dict(enumerate(gaps)), {0: 0.0, 1: 0.0}, higher_is_better=True)
+    assert (found.estimate.low, found.estimate.high) == gaps
+    assert found.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict"),
+    [
+        ((1.0, 1.0), "no difference shown"),  # not more than the precision of the scores
+        ((2.0, 2.0), "no spread between seeds"),
+        ((2.0, 3.0), "no spread between seeds"),
+        ((200.0, 202.0), "better"),
+    ],
+)
+def test_the_precision_of_scores_is_a_millionth_of_the_largest(gaps, verdict):
+    scheme, baseline = {0: 1e6, 1: 5 + gaps[1]}, {0: 1e6 - gaps[0], 1: 5.0}
+    assert difference(scheme, baseline, higher_is_better=True).verdict == verdict
+    swapped = difference(baseline, scheme, higher_is_better=True).verdict
+    assert swapped == {"better": "worse"}.get(verdict, verdict)

@@ -1,5 +1,8 @@
 """The one atomic write: a file is replaced whole, or not at all."""
 
+import os
+import threading
+
 import pytest
 
 from locant.runs import files
@@ -36,3 +39,43 @@ def test_an_incomplete_last_line_is_skipped(tmp_path):
     with path.open("a") as file:
         file.write('{"step": 3')
     assert files.lines(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_content_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    path, synced = tmp_path / "a.txt", []
+
+    def fsync(number):
+        synced.append((os.pread(number, 99, 0), path.exists()))
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    with files.replacing(path) as temporary:
+        assert temporary.parent == path.parent
+        assert temporary.name.startswith(".a.txt.")  # hidden
+        assert {str(os.getpid()), str(threading.get_ident())} <= {*temporary.name.split(".")}  # of nobody else
+        temporary.write_text("whole")
+    assert synced == [(b"whole", False)]
+
+
+def test_json_is_for_readers_too(tmp_path):
+    path = tmp_path / "a.json"
+    files.write_json(path, {"name": "grün", "of": [1]})
+    assert path.read_bytes() == '{\n  "name": "grün",\n  "of": [\n    1\n  ]\n}\n'.encode()
+    assert files.read_json(path) == {"name": "grün", "of": [1]}
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"a\.json is damaged: .*; delete its folder to run it again"):
+        files.read_json(path)
+    with pytest.raises(FileNotFoundError):
+        files.read_json(tmp_path / "none.json")
+
+
+def test_lines_of_json(tmp_path):
+    path = tmp_path / "a.jsonl"
+    assert files.lines(path) == []
+    files.append(path, {"name": "grün"})
+    assert path.read_bytes() == '{"name": "grün"}\n'.encode()
+    path.write_text('{"step": 1}\n{"step": }\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 is damaged"):
+        files.lines(path)
+    os.mkfifo(tmp_path / "pipe")  # reading it would never end
+    with pytest.raises(ValueError, match="not a regular file"):
+        files.lines(tmp_path / "pipe")

@@ -141,3 +141,13 @@ def test_an_error_that_has_nothing_to_do_with_the_folder_stays_as_it_is(tmp_path
     with pytest.raises(OSError, match=r"^cannot connect$"), new_folder.new_folder(tmp_path / "new"):
         raise OSError("cannot connect")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_while_deleting_does_not_hide_the_first_one(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError("busy")
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(ValueError, match="it"), new_folder.undone_on_failure(tmp_path / "out", tmp_path / "page"):
+        fail_after(tmp_path / "out" / "inner" / "x", tmp_path / "out" / "y", tmp_path / "page")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from locant.analysis.curve import WHAT, Curve, curves
 from locant.experiments.statistics import estimate
 from locant.runs import files
+from locant.runs.untrusted import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -114,7 +115,7 @@ def store_curves(model: PreTrainedModel, folder: Path, length: int) -> None:
     try:
         found = curves_of(model, length)
     except UNREADABLE as problem:
-        found = Learned(problem=str(problem).splitlines()[0])
+        found = Learned(problem=first_line(problem))
     listed = [{"place": place, **dataclasses.asdict(curve)} for place, curve in found.curves]
     content = {"fixed": found.fixed, "problem": found.problem, "curves": listed}
     files.write(folder / CURVES, json.dumps(content, ensure_ascii=False) + "\n")  # on one line: it is long

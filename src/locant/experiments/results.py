@@ -15,6 +15,7 @@ from locant.experiments.statistics import Difference, Estimate, difference, esti
 from locant.experiments.tasks import find_task
 from locant.experiments.work import Run
 from locant.runs import files, run_folder
+from locant.runs.untrusted import first_line
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class SchemeResult:
     finished: int  # runs
     wanted: int
     scores: dict[int, float]  # seed -> score, of finished runs
-    noise: float | None = None  # standard error of the score of a run over test examples, mean over seeds
+    noise: float | None  # standard error of the score of a run over test examples, mean over seeds
 
 
 def outcome(out: Path, run: Run) -> RunResult:
@@ -151,7 +152,7 @@ def _curves_of_model(here: Path, written: int, length: int) -> Learned:
     try:
         return curves_of(loading.load(here), length)
     except UNREADABLE as problem:
-        return Learned(problem=str(problem).splitlines()[0])
+        return Learned(problem=first_line(problem))
 
 
 def described(out: Path, found: list[RunResult]) -> dict[str, list[str]]:

@@ -25,6 +25,7 @@ from locant.experiments.run import execute
 from locant.experiments.timing import seconds_of_a_step
 from locant.experiments.work import Diverged, Run, Work
 from locant.runs import files, run_folder
+from locant.runs.untrusted import first_line
 
 ENDED = ("done", "failed")
 SPACE = 2**20
@@ -60,7 +61,7 @@ def do_run(run: Run, here: Path, data: Path) -> None:
 
 
 def _write_failure(problem: Exception, here: Path) -> None:
-    reason = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+    reason = first_line(problem)
     if shutil.disk_usage(here).free < SPACE:  # libraries describe a full disk in misleading words
         reason = f"the disk is full ({reason})"
     with contextlib.suppress(OSError):  # log.txt may be on the same full disk

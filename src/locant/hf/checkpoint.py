@@ -179,7 +179,7 @@ def shards(index: Path) -> dict[str, set[str]]:
         )
     found: dict[str, set[str]] = {}
     for tensor, file in places.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or Path(file).name != file or file in ("", ".."):
             raise ValueError(
                 f"{index}: {untrusted.shortened(tensor)} is in {untrusted.shortened(file)}; expected the name of a "
                 f"file in the same folder"

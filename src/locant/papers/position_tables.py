@@ -21,6 +21,7 @@ from torch import Tensor
 from locant.experiments.statistics import Estimate, estimate
 from locant.papers.claim import Measured, Part, Table
 from locant.papers.place import Place
+from locant.runs.untrusted import first_line
 
 LEARNED, FIXED = "learned", "sinusoidal"
 HEADS = {"all-MiniLM-L6-v2": 12, "all-mpnet-base-v2": 12, "kykim-albert-kor-base": 12}
@@ -58,7 +59,7 @@ def find_tables(at: Place) -> tuple[list[PositionTable], dict[str, str]]:
         try:
             several = list(_of_model(folder))
         except (ValueError, OSError, NotImplementedError, RuntimeError) as problem:
-            left_out[folder.name] = str(problem).splitlines()[0]
+            left_out[folder.name] = first_line(problem)
             continue
         if not several:
             left_out[folder.name] = "the model has no table of absolute positions"
@@ -87,7 +88,7 @@ def _of_file(path: Path, left_out: dict[str, str]) -> Iterator[PositionTable]:
     try:
         found = bare_tables(path)
     except ValueError as problem:
-        left_out[path.name] = str(problem).splitlines()[0]
+        left_out[path.name] = first_line(problem)
         return
     for each in found:
         table = each.positions.float()

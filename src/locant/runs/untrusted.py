@@ -73,3 +73,8 @@ def shortened(value: object, most: int = 80) -> str:
     """Returns a value for an error message: its repr, cut to `most` characters."""
     text = repr(value)
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def first_line(problem: BaseException) -> str:
+    """Returns the first line of the message of an error; its class if it has no message."""
+    return next(iter(str(problem).strip().splitlines()), type(problem).__name__)

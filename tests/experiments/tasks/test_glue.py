@@ -13,7 +13,7 @@ from torch import nn
 from locant.experiments import arms
 from locant.experiments.presets import FINETUNE
 from locant.experiments.tasks import DETAILED, find_task
-from locant.experiments.tasks.glue import KINDS
+from locant.experiments.tasks.glue import KINDS, Undefined
 from locant.experiments.tasks.task import Setting
 from locant.runs.glue_files import FORMATS
 from tests import bert
@@ -111,6 +111,12 @@ def test_all_nine_tasks_are_there():
     assert find_task("glue:cola").name == "glue:CoLA"
 
 
+def test_what_a_task_needs():
+    glue = find_task("glue:MNLI")
+    assert (glue.name, glue.metric, glue.higher_is_better) == ("glue:MNLI", "mean of matched and mismatched", True)
+    assert (glue.auto, glue.shape, glue.presets) == ("AutoModelForSequenceClassification", "bert", FINETUNE)
+
+
 @pytest.mark.parametrize("where", ["root", "folder"])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_line_becomes_its_texts_and_its_label(name, where, tmp_path):
@@ -138,10 +144,10 @@ def test_packed_files(suffix, opener, tmp_path):
 
 
 def test_lines_with_carriage_returns_a_mark_at_the_start_and_no_end(tmp_path):
-    write(tmp_path, "RTE")
-    text = content("RTE", 12).rstrip("\n").replace("\n", "\r\n")
-    (tmp_path / "train.tsv").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert find_task("glue:RTE").prepare(str(tmp_path), setting(tmp_path / "out"), 0).startswith("12 examples")
+    write(tmp_path, "SST-2")
+    text = content("SST-2", 12).rstrip("\n").replace("\n", "\r\n")
+    (tmp_path / "train.tsv").write_bytes(b"\xef\xbb\xbf" + text.encode())  # the mark is no part of the first name
+    assert find_task("glue:SST-2").prepare(str(tmp_path), setting(tmp_path / "out"), 0).startswith("12 examples")
 
 
 def test_prepare_again_replaces_what_was_open(tmp_path):
@@ -423,6 +429,25 @@ def test_the_metrics_of_the_benchmark(name):
     assert find_task(f"glue:{name}").metric == ranked
 
 
+@pytest.mark.parametrize(
+    ("name", "predicted", "right", "wanted"),
+    [
+        ("MRPC", [0, 0], [0, 0], {"f1": 0.0, "accuracy": 100.0, "mean of F1 and accuracy": 50.0}),  # no positive at all
+        ("CoLA", [1, 1, 1], [1, 0, 1], {"matthews": 0.0}),
+        ("STS-B", [1.0, 2.0, 2.0], [0.0, 5.0, 5.0], dict.fromkeys(("pearson", "spearman"), 100.0)),
+    ],
+)
+def test_metrics_of_few_values(name, predicted, right, wanted):
+    found = KINDS[name].scores(predicted, right)
+    assert {key: found[key] for key in wanted} == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("predicted", "right"), [([1.0, 1.0], [0.0, 5.0]), ([0.0, 1.0], [3.0, 3.0])])
+def test_a_correlation_needs_two_values(predicted, right):
+    with pytest.raises(Undefined, match="no correlation"):
+        KINDS["STS-B"].scores(predicted, right)
+
+
 class Counter(nn.Module):
     """A model whose output depends on the text alone: on the number of its tokens and on the first of them."""
 
@@ -469,6 +494,11 @@ def test_a_model_is_scored_on_every_line_with_its_own_label(name, tmp_path, monk
     assert found.length == 48
     assert not found.refused
     assert dict(found.values) == pytest.approx(wanted)
+    # Two tests have no noise together.
+    assert set(found.noise) == (set() if name == "MNLI" else set(wanted))
+    if "accuracy" in found.noise:
+        share = wanted["accuracy"] / 100
+        assert found.noise["accuracy"] == pytest.approx(100 * math.sqrt(share * (1 - share) / 23), rel=0.2)
 
 
 def test_a_constant_has_no_correlation(tmp_path):

@@ -82,6 +82,12 @@ def refused(data, tmp_path, kind=ValueError, **changes):
     return str(caught.value)
 
 
+def test_what_the_task_needs():
+    squad = find_task("squad")
+    assert (squad.name, squad.metric, squad.higher_is_better) == ("squad", "f1", True)
+    assert (squad.auto, squad.shape, squad.presets) == ("AutoModelForQuestionAnswering", "bert", ANSWERS)
+
+
 # ---- windows --------------------------------------------------------------------------------------
 
 
@@ -140,9 +146,19 @@ def test_a_question_that_is_too_long_leaves_room_for_the_paragraph(tmp_path):
     found = articles(0, 1)
     found[0]["paragraphs"][0]["qas"][0]["question"] = "why " * 100
     here, _ = prepared(tmp_path, train=found, length=30, longest=1)
-    for row in open_rows(here.folder / "train.arrow"):
-        assert row["input_ids"].index(3) <= 11  # [CLS], and a third of the length
-        assert len(row["input_ids"]) <= 30
+    rows = open_rows(here.folder / "train.arrow")["input_ids"]
+    assert max(ids.index(3) for ids in rows) == 11  # [CLS], and a third of the length
+    assert max(map(len, rows)) == 30
+
+
+@pytest.mark.parametrize(("question", "kept"), [("why not it", "why not it"), ("why not its", "why not it")])
+def test_a_question_of_a_third_of_the_length_is_whole(question, kept):
+    """One token per letter: eight of 24."""
+    some = {"question": [f"  {question} "], "context": ["a b"], "number": [7]}
+    made = Windows(bert.tokenizer(), 24).to_test(some)
+    ids = made["input_ids"][0].tolist()
+    assert written(ids[1 : ids.index(3)]) == letters(kept)
+    assert made["question"] == [7]
 
 
 def test_a_batch_and_what_the_model_makes_of_it(tmp_path):
@@ -272,6 +288,10 @@ def test_a_model_that_knows_the_answers_gets_them_all_at_every_length(tmp_path, 
     assert 0 < len(whole) < len(wanted)
     assert found[0].values["exact_match"] == pytest.approx(100 * len(whole) / len(wanted))
     assert dict(found[1].values) == {"exact_match": 100.0, "f1": 100.0}
+    assert dict(found[1].noise) == {"exact_match": 0.0, "f1": 0.0}
+    share = len(whole) / len(wanted)
+    error = 100 * (share * (1 - share) / len(wanted)) ** 0.5
+    assert found[0].noise["exact_match"] == pytest.approx(error, rel=0.2)
     shifted = {
         number: (start, end) for number, (start, end) in enumerate(wanted[(n + 1) % len(wanted)] for n in wanted)
     }
@@ -391,16 +411,21 @@ def test_packed_files_and_others_beside_them(suffix, opener, tmp_path):
     assert "tested on 8 others" in about
 
 
-@pytest.mark.parametrize("count", [3, 25])
-def test_one_file_is_split_by_articles_or_paragraphs(count, tmp_path):
+@pytest.mark.parametrize(
+    ("count", "each", "held_out"),
+    [(3, 10, [19]), (2, 10, [19]), (25, 1, [19]), (20, 2, [38, 39]), (40, 1, [19, 39])],
+)
+def test_one_file_is_split_by_articles_or_paragraphs(count, each, held_out, tmp_path):
     path = tmp_path / "all.json"
-    found = articles(0, count, each=10 if count == 3 else 1)
-    path.write_text(content(found), encoding="utf-8")
-    here = setting(tmp_path / "out")
+    path.write_text(content(articles(0, count, each)), encoding="utf-8")
+    here = setting(tmp_path / "out", length=400, longest=1)  # every question is one window
     about = find_task("squad").prepare(str(path), here, 0)
     held = open_rows(here.folder / "questions.arrow")
-    assert [row["id"] for row in held] == ["19-0", "19-1"]
-    assert about.startswith(f"{(30 if count == 3 else 25) * 2 - 2} questions")
+    assert [row["id"] for row in held] == [f"{number}-{which}" for number in held_out for which in (0, 1)]
+    trained = [number for number in range(count * each) if number not in held_out]
+    assert about.startswith(f"{2 * len(trained)} questions")
+    texts = [written(ids) for ids in open_rows(here.folder / "train.arrow")["input_ids"]]
+    assert [int(re.search(r"q(\d+)\.", text)[1]) for text in texts] == [number for number in trained for _ in (0, 1)]
 
 
 def test_a_file_with_too_little_to_keep_some_for_testing(tmp_path):
@@ -468,6 +493,18 @@ def test_files_that_are_not_there(tmp_path):
 
 def test_a_length_without_room(tmp_path):
     assert "at least 16" in refused(write(tmp_path / "squad"), tmp_path, length=15)
+    assert "at least the trained 32 tokens; got 31" in refused(write(tmp_path / "squad"), tmp_path, also=31)
+
+
+@pytest.mark.parametrize(("also", "lengths"), [(0, {32, 64}), (32, {32, 64}), (33, {32, 33, 64}), (90, {32, 64, 90})])
+def test_another_length_to_test_at(also, lengths, tmp_path):
+    here, _ = prepared(tmp_path, longest=2, also=also)
+    assert {path.name for path in here.folder.glob("test-*")} == {f"test-{length}.arrow" for length in lengths}
+
+
+def test_a_slow_tokenizer_does_not_know_the_places_of_its_tokens():
+    with pytest.raises(ValueError, match="needs a fast tokenizer"):
+        Windows(SimpleNamespace(is_fast=False), 32)
 
 
 def test_the_hub(tmp_path, monkeypatch):
@@ -482,10 +519,13 @@ def test_the_hub(tmp_path, monkeypatch):
         return Dataset.from_list(rows)
 
     parts = DatasetDict({"train": part(articles(0, 3)), "validation": part(articles(3, 2))})
-    monkeypatch.setattr("datasets.load_dataset", lambda name: parts)
+    asked = []
+    monkeypatch.setattr("datasets.load_dataset", lambda name: asked.append(name) or parts)
     here = setting(tmp_path / "hub")
+    assert find_task("squad").prepare("some/squad", here, 0).startswith("12 questions of some/squad")
     about = find_task("squad").prepare(None, here, 0)
     assert about.startswith("12 questions of rajpurkar/squad")
+    assert asked == ["some/squad", "rajpurkar/squad"]
     other, _ = prepared(tmp_path)
     for name in ("train.arrow", "test-64.arrow", "questions.arrow"):
         assert open_rows(here.folder / name).to_list() == open_rows(other.folder / name).to_list()
