@@ -3,10 +3,11 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
-from locant.papers import reproduction
+from locant.papers import NAMES, find_paper, reproduction
 from locant.papers.claim import Measured, Part
 from locant.papers.place import Place
 from locant.papers.reproduction import NOT_RUN
@@ -16,6 +17,8 @@ from locant.runs import run_folder
 from locant.runs.run_folder import Busy, held
 from tests.papers import made_up
 from tests.papers.made_up import PAPER, Positive
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(autouse=True)
@@ -228,3 +231,20 @@ def test_an_adaptation_that_was_killed_before_its_mark_is_done(tmp_path):
     at.model("a").mkdir(parents=True)
     (at.model("a") / run_folder.DONE).touch()
     step.run(at, lambda share: None)
+
+
+@pytest.mark.parametrize("paper", [find_paper(name) for name in NAMES], ids=lambda paper: paper.name)
+def test_the_table_in_the_documents_has_the_verdicts_of_the_stored_findings(paper):
+    at = Place(DOCS / "results" / paper.name, Path(), None, paper.sizes["small"])
+    page = (DOCS / "papers.md").read_text(encoding="utf-8")
+    for claim in paper.claims:
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {claim.id} |")]
+        finding = reproduction.findings(paper, at)[claim.id]
+        said = "not run yet" if finding.verdict == NOT_RUN else f"**{finding.verdict}**"
+        assert f"| {said} |" in row
+
+
+@pytest.mark.parametrize("paper", [find_paper(name) for name in NAMES], ids=lambda paper: paper.name)
+def test_the_stored_findings_have_the_rules_and_sizes_of_today(paper, tmp_path):
+    shutil.copy(DOCS / "results" / paper.name / "reproduction.json", tmp_path)
+    reproduction.begin(paper, "small", tmp_path, None)  # refuses others

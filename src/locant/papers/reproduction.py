@@ -178,7 +178,9 @@ def _judge(claim: Claim, at: Place, failed: dict[str, str]) -> Finding:
 
 def _store(at: Place, finding: Finding) -> Finding:
     if finding.found is not None:
-        files.write_json(at.folder / FINDINGS / f"{finding.id}.json", dataclasses.asdict(finding))
+        # In one line: the table of a heat map has 40,000 rows.
+        found = json.dumps(dataclasses.asdict(finding), ensure_ascii=False)
+        files.write(at.folder / FINDINGS / f"{finding.id}.json", found + "\n")
     return finding
 
 
