@@ -1,7 +1,7 @@
 """A model for one analysis at a time.
 
-An analysis changes a model for a while: its attention goes through the seam, parameters stop requiring gradients, modules
-get other methods. Two analyses in two threads would undo each other's changes.
+An analysis changes a model for a while: its attention goes through the seam, parameters stop requiring gradients,
+modules get other methods. Two analyses in two threads would undo each other's changes.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGALRM", "SIGTERM", "SIGINT
 
 
 class _Signals:
-    """The handlers that are set aside, and the signals that came since. Python runs handlers in the main thread alone."""
+    """The handlers that are set aside, and the signals that came since. Python runs handlers in the main thread."""
 
     def __init__(self) -> None:
         self.depth = 0

@@ -195,9 +195,11 @@ def test_too_many_parameters_for_one_covariance_of_all_heads():
 def test_an_original_that_cannot_be_compared_is_refused():
     model, copied = swapped("tisa:kernels=1"), swapped("tisa:kernels=1")
     copied.load_state_dict(model.state_dict())
-    with pytest.raises(ValueError, match="has the attention weights of the original.* Leave original out"):
+    with pytest.raises(ValueError, match=r"has the attention weights of the original.* Leave original out"):
         certainty(model, IDS, original=copied)
-    with pytest.raises(ValueError, match=r"of the original are \[1, 1, 12, 12\] .* those of the model \[1, 4, 12, 12\]"):
+    with pytest.raises(
+        ValueError, match=r"of the original are \[1, 1, 12, 12\] .* those of the model \[1, 4, 12, 12\]"
+    ):
         certainty(model, IDS, original=hf_models.make("bert", num_hidden_layers=1, num_attention_heads=1))
     with pytest.raises(ValueError, match=r"vectors of the original have 16 numbers, and those of the model 32"):
         certainty(model, IDS, likelihood="vectors",
@@ -264,7 +266,9 @@ def test_refusals():
         certainty(model, "too short", tokenizer=bert.tokenizer())
     with pytest.raises(ValueError, match="found no tokenizer"):
         certainty(model, "a text")
-    with pytest.raises(ValueError, match=r"8 or more sequences of 4 or more tokens, as int64; got torch.int64 \[2, 12\]"):
+    with pytest.raises(
+        ValueError, match=r"8 or more sequences of 4 or more tokens, as int64; got torch.int64 \[2, 12\]"
+    ):
         certainty(model, IDS[:2])
     with pytest.raises(ValueError, match="token 70 is not one of the 60 tokens"):
         certainty(model, IDS.masked_fill(IDS[0, 0] == IDS, 70))

@@ -76,8 +76,8 @@ def attribute(
     at          the token at which a language model predicts; by default the only [MASK], or the last token.
 
     The model runs in eval mode and is the same afterwards. It takes two forward and two backward passes, and short runs
-    of a few tokens that read the model's positions. NotImplementedError names what has no conserving rule. Other threads
-    that analyse the model wait, and those that run it get a RuntimeError.
+    of a few tokens that read the model's positions. NotImplementedError names what has no conserving rule. Other
+    threads that analyse the model wait, and those that run it get a RuntimeError.
     """
     checks.check_model(model)
     given = _inputs(model, text, tokenizer)
@@ -201,8 +201,9 @@ def _attribution(
     found: Explained = explained(run, value.reshape(()), lengths)
     error = conservation(expected, found)
     return Attribution(
-        output=words, value=expected, tokens=words_of(texts, tokenizer), relevance=found.relevance, content=found.content,
-        position=found.position, values=found.values, biases=found.biases, layers=tuple(found.flows), error=error,
+        output=words, value=expected, tokens=words_of(texts, tokenizer), relevance=found.relevance,
+        content=found.content, position=found.position, values=found.values, biases=found.biases,
+        layers=tuple(found.flows), error=error,
     )  # fmt: skip
 
 

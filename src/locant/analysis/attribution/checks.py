@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
@@ -30,7 +31,9 @@ def check_model(model: PreTrainedModel) -> None:
     if getattr(model.config, "return_dict", True) is False:
         raise ValueError("the model's config has return_dict=False; set model.config.return_dict = True")
     if type(model).__name__.endswith("ForMultipleChoice"):
-        raise ValueError(f"{type(model).__name__} compares several texts at once; attribution explains models of one text")
+        raise ValueError(
+            f"{type(model).__name__} compares several texts at once; attribution explains models of one text"
+        )
     check_differentiable(model)
     narrow = next((x.dtype for x in model.parameters() if x.dtype not in (torch.float32, torch.float64)), None)
     if narrow is not None:
@@ -61,8 +64,7 @@ def check_arguments(given: dict[str, Any]) -> None:
             raise ValueError(f"attribution explains a text from its tokens alone, and got {name}; leave {name} out")
     if given.get("return_dict") is False:
         raise ValueError("attribution reads outputs by their names, and got return_dict=False; leave return_dict out")
-    wrong = next((name for name, x in given.items() if isinstance(x, (list, tuple)) or hasattr(x, "__array_ufunc__")
-                  and not isinstance(x, Tensor)), None)  # fmt: skip
+    wrong = next((name for name, x in given.items() if isinstance(x, (list, tuple, np.ndarray))), None)
     if wrong is not None:
         raise TypeError(
             f"{wrong} must be a tensor, got {type(given[wrong]).__name__}; call the tokenizer with return_tensors='pt'"
@@ -70,7 +72,7 @@ def check_arguments(given: dict[str, Any]) -> None:
     for name in ("attention_mask", "decoder_attention_mask"):
         mask = given.get(name)
         if mask is not None and not bool(mask.bool().all()):
-            raise ValueError(f"the text has padding (an {name} with 0); leave the padding out")
+            raise ValueError(f"the text has padding ({name} has a 0); leave the padding out")
 
 
 def check_ids(model: PreTrainedModel, ids: Any, name: str = "input_ids") -> None:
@@ -81,10 +83,9 @@ def check_ids(model: PreTrainedModel, ids: Any, name: str = "input_ids") -> None
         raise ValueError(f"attribution explains one text: {name} must be integers [1, tokens]; got {got}")
     if ids.shape[1] < 1:
         raise ValueError(f"the text has no tokens ({name}); pass a longer one")
-    base: Any = model.base_model
     decoder = name != "input_ids"
     where = f" in {name}" if decoder else ""
-    size = vocabulary(base.get_decoder() if decoder else base)
+    size = _decoder_tokens(model) if decoder else vocabulary(model.base_model)
     if int(ids.min()) < 0 or int(ids.max()) >= size:
         raise ValueError(f"token ids must be in 0 … {size - 1}; got {int(ids.min())} … {int(ids.max())}{where}")
     longest = _decoder_positions(model) if decoder else limits(model).positions
@@ -92,6 +93,16 @@ def check_ids(model: PreTrainedModel, ids: Any, name: str = "input_ids") -> None
         raise ValueError(
             f"the text has {ids.shape[1]} tokens{where}, and the model reads at most {longest}; pass a shorter text"
         )
+
+
+def _decoder_tokens(model: PreTrainedModel) -> int:
+    """How many tokens a decoder knows; FSMT's knows others than its encoder."""
+    base: Any = model.base_model
+    decoder = base.get_decoder()
+    own = getattr(decoder, "embed_tokens", None)
+    if isinstance(own, nn.Embedding):
+        return own.num_embeddings
+    return vocabulary(decoder if isinstance(decoder, PreTrainedModel) else base)
 
 
 def _decoder_positions(model: PreTrainedModel) -> int | None:

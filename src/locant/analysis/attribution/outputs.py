@@ -83,7 +83,7 @@ def _token(
 
 def _span(found: Any, wanted: int | tuple[int, int] | None) -> Output:
     starts, ends = found.start_logits[0], found.end_logits[0]
-    if isinstance(wanted, Integral):
+    if isinstance(wanted, (int, Integral)):
         raise ValueError(f"an answer is a span: pass output=(start, end), or leave it out; got {wanted}")
     if wanted is None:
         both = (starts[:, None] + ends[None, :]).triu()

@@ -72,10 +72,10 @@ QUOTIENTS = frozenset({
     "div", "div_", "__truediv__", "__rtruediv__", "__itruediv__", "divide", "true_divide",
 })  # fmt: skip
 HELD = frozenset({
-    "softmax", "log_softmax", "_softmax", "sigmoid", "sigmoid_", "logsigmoid", "log_sigmoid", "exp", "exp2", "expm1", "softplus",
-    "rsqrt", "sqrt", "sqrt_", "rsqrt_", "reciprocal", "norm", "linalg_norm", "linalg_vector_norm", "vector_norm",
-    "var", "std", "var_mean", "std_mean", "log", "log2", "logsumexp", "sign", "heaviside", "__rpow__", "rpow",
-    "__rdiv__", "detach", "softmin", "cumprod", "prod", "round", "floor", "ceil",
+    "softmax", "log_softmax", "_softmax", "sigmoid", "sigmoid_", "logsigmoid", "log_sigmoid", "exp", "exp2", "expm1",
+    "softplus", "rsqrt", "sqrt", "sqrt_", "rsqrt_", "reciprocal", "norm", "linalg_norm", "linalg_vector_norm",
+    "vector_norm", "var", "std", "var_mean", "std_mean", "log", "log2", "logsumexp", "sign", "heaviside", "__rpow__",
+    "rpow", "__rdiv__", "detach", "softmin", "cumprod", "prod", "round", "floor", "ceil",
 })  # fmt: skip
 GATES = (nn.Sigmoid, nn.LogSigmoid, nn.Softplus)
 """Modules of functions that are held."""

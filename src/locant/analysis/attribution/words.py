@@ -22,7 +22,10 @@ def words_of(texts: list[Tensor], tokenizer: Any) -> tuple[str, ...]:
 
 def _special(tokenizer: Any) -> set[str]:
     """Tokens that are not made of the bytes or the words of a text."""
-    return {*tokenizer.all_special_tokens, *(tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else ())}
+    return {
+        *tokenizer.all_special_tokens,
+        *(tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else ()),
+    }
 
 
 def _marker(tokenizer: Any) -> str:

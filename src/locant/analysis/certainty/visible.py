@@ -20,7 +20,8 @@ def visible_pairs(model: PreTrainedModel, ids: Tensor, schemes: Collection[Schem
     `ids` is one sequence [1, L]. Causality and windows count as the model itself applies them, layer by layer. A scheme
     that no attention ran is missing.
     """
-    reach, found = ids.shape[1] - 1, {}
+    reach = ids.shape[1] - 1
+    found: dict[Scheme, Tensor] = {}
 
     def record(call: AttentionCall) -> None:
         if call.scheme is None or call.scheme not in schemes:
@@ -33,7 +34,7 @@ def visible_pairs(model: PreTrainedModel, ids: Tensor, schemes: Collection[Schem
         columns = (r.expand_as(weight) + reach).flatten().cpu()
         inside = (columns >= 0) & (columns <= 2 * reach)
         counts = torch.bincount(columns[inside], weight.flatten().cpu()[inside], minlength=2 * reach + 1)
-        found[call.scheme] = found.get(call.scheme, 0.0) + counts
+        found[call.scheme] = found[call.scheme] + counts if call.scheme in found else counts
 
     with observing(before=record):
         model.base_model(input_ids=ids)
