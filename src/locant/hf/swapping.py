@@ -20,6 +20,7 @@ from locant.hf.family import Family
 from locant.hf.family_record import to_json
 from locant.hf.finding import family_of
 from locant.hf.finite import check_finite
+from locant.hf.interrupts import check, deferred
 from locant.hf.mapped_native import is_mapped_native, mapped_native
 from locant.hf.modes import evaluating
 from locant.hf.plan import Attention, Plan, StackPlan, plan_of
@@ -61,6 +62,7 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
     return model
 
 
+@deferred()  # Ctrl-C must not leave a model that is half swapped
 @torch.inference_mode(mode=False)  # parameters that are made in inference mode can never be trained
 def exchange(
     model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native: bool = False, unlearned: bool = False
@@ -99,10 +101,11 @@ def exchange(
         try:
             attach(model, plan, save_pretrained)
             prove(model, plan)
-        except Exception:
+            check()
+        except BaseException:
             detach(model)
             raise
-    except Exception:
+    except BaseException:
         if old is not None:
             attach(model, old, save_pretrained)
         raise
@@ -120,11 +123,18 @@ def native_as_schemes(model: PreTrainedModel) -> Iterator[None]:
         if plan_of(model) is not None:
             yield
             return
-        exchange(model, "nope", keep_native=True)
         try:
+            exchange(model, "nope", keep_native=True)
             yield
         finally:
-            exchange(model, "native")
+            restore(model)
+
+
+@deferred()
+def restore(model: PreTrainedModel) -> None:
+    """Gives a model its own positions again, if an `exchange` got as far as to replace them."""
+    if plan_of(model) is not None:
+        exchange(model, "native")
 
 
 def check_model(model: PreTrainedModel) -> None:

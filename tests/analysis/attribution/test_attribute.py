@@ -1,14 +1,21 @@
 """What callers ask for, what they get wrong, and what it costs."""
 
+import numpy
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
 )
 
+import locant
 from locant.analysis.attribution import attribute, similarity
 from tests import bert, hf_models
 
@@ -127,6 +134,93 @@ def test_a_sum_that_differs_from_the_output_raises():
         attribute(model, IDS)
 
 
+def test_two_equal_texts_are_told_apart():
+    model = hf_models.make("t5", AutoModelForSeq2SeqLM)
+    with torch.no_grad():  # other tokens with the same embeddings
+        model.shared.weight[IDS[0] + 1] = model.shared.weight[IDS[0]]
+    found, apart = (
+        attribute(model, {"input_ids": IDS, "decoder_input_ids": ids}, output=2) for ids in (IDS, IDS + 1)
+    )  # fmt: skip
+    assert float(found.relevance.abs().min()) > 0
+    torch.testing.assert_close(found.relevance, apart.relevance)
+    torch.testing.assert_close(found.content, apart.content)
+
+
+@pytest.mark.parametrize("ids", [torch.zeros(1, 4, dtype=torch.long), torch.tensor([[0, 1, 1, 0]])])
+def test_token_types_are_constants_even_if_they_equal_the_text(ids):
+    model = hf_models.make("bert", AutoModelForSequenceClassification)
+    found = attribute(model, {"input_ids": ids, "token_type_ids": ids.clone()}, output=0)
+    with torch.no_grad():  # the same model, whose token types are a part of its positions
+        embeddings = model.bert.embeddings
+        model.bert.embeddings.position_embeddings.weight[:4] += embeddings.token_type_embeddings.weight[ids[0]]
+        embeddings.token_type_embeddings.weight.zero_()
+    torch.testing.assert_close(
+        attribute(model, {"input_ids": ids}, output=0).relevance, found.relevance, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_function_may_have_parameters_of_its_own():
+    model = hf_models.make("gpt2", AutoModelForCausalLM)
+    probe, vector = torch.nn.Linear(60, 1), torch.nn.Parameter(torch.randn(60))
+    with torch.no_grad():
+        frozen = [probe.weight[0].clone(), vector.clone()]
+    twice = vector * 2
+    for function, same in [
+        (
+            lambda out: probe(out.logits[0, -1])[0],
+            lambda out: (out.logits[0, -1] * frozen[0]).sum() + probe.bias.item(),
+        ),
+        (lambda out: (out.logits[0, -1] * vector).sum(), lambda out: (out.logits[0, -1] * frozen[1]).sum()),
+        (lambda out: out.logits[0, -1] @ twice, lambda out: (out.logits[0, -1] * frozen[1]).sum() * 2),
+        (lambda out: sum(x * 2 for x in out.logits[0, -1]), lambda out: out.logits[0, -1].sum() * 2),
+    ]:
+        found, expected = (attribute(model, IDS, output=each) for each in (function, same))
+        torch.testing.assert_close(found.relevance, expected.relevance)
+        assert found.value == pytest.approx(expected.value, rel=1e-5)
+    assert probe.weight.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.filterwarnings("ignore")
+def test_fox_can_be_explained(kind):
+    model = locant.swap(hf_models.make(kind, AutoModelForCausalLM), "fox")
+    assert attribute(model, IDS, output=5).error <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("deepseek_v2", {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+                         "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                         "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}),
+        ("llama4_text", {"head_dim": 8, "num_local_experts": 4, "intermediate_size_mlp": 64, "attention_chunk_size": 16,
+                         "interleave_moe_layer_step": 2}),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_rotations_by_complex_numbers(kind, sizes):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        kind, vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        intermediate_size=64, max_position_embeddings=64, pad_token_id=0, **sizes,
+    )  # fmt: skip
+    found = attribute(AutoModelForCausalLM.from_config(config).eval(), IDS, output=5)
+    assert found.error <= 1e-4
+    assert float(found.relevance.abs().min()) > 0
+
+
+def test_any_integers_are_ids_and_numbers_of_numpy_are_numbers():
+    model = hf_models.make("gpt2", AutoModelForCausalLM)
+    expected = attribute(model, IDS, output=3).relevance
+    for ids in (IDS.to(torch.uint8), IDS.to(torch.int16), IDS.int()):
+        torch.testing.assert_close(attribute(model, ids, output=numpy.int64(3), at=numpy.int64(5)).relevance, expected)
+
+
+def test_every_token_may_have_a_class():
+    model = hf_models.make("bert", AutoModelForTokenClassification, num_labels=3)
+    assert attribute(model, IDS, output=1, at=2).output == "logit of class 1 (LABEL_1) at position 2"
+
+
 def refused(match, kind="llama", auto=AutoModelForCausalLM, text=IDS, error=ValueError, change=None, **given):
     model = hf_models.make(kind, auto)
     model = model if change is None else change(model)
@@ -147,6 +241,106 @@ def hooked(model):
 def hooked_before(model):
     model.model.layers[0].mlp.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     return model
+
+
+def hooked_in_place(model):
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out.mul_(2) is None or None)
+    return model
+
+
+def hooked_by_name(model):
+    model.model.layers[0].register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {**kwargs, "use_cache": None}), with_kwargs=True
+    )
+    return model
+
+
+def of_dicts(model):
+    model.config.return_dict = False
+    return model
+
+
+def without_weights(model):
+    return model.to("meta")
+
+
+SEQ = {"kind": "t5", "auto": AutoModelForSeq2SeqLM}
+QA = {"kind": "bert", "auto": AutoModelForQuestionAnswering}
+
+
+@pytest.mark.parametrize(
+    ("match", "given"),
+    [
+        (r"decoder_input_ids must be integers \[1, tokens\]; got torch.int64 \[2, 6\]",
+         {**SEQ, "text": {"input_ids": IDS, "decoder_input_ids": IDS.repeat(2, 1)}}),
+        (r"decoder_input_ids must be integers \[1, tokens\]; got torch.float32",
+         {**SEQ, "text": {"input_ids": IDS, "decoder_input_ids": IDS.float()}}),
+        (r"the text has no tokens \(decoder_input_ids\)",
+         {**SEQ, "text": {"input_ids": IDS, "decoder_input_ids": IDS[:, :0]}}),
+        (r"token ids must be in 0 … 59; got 5 … 70 in decoder_input_ids",
+         {**SEQ, "text": {"input_ids": IDS, "decoder_input_ids": torch.tensor([[5, 70]])}}),
+        (r"the text has 41 tokens in decoder_input_ids, and the model reads at most 40",
+         {"kind": "bart", "auto": AutoModelForSeq2SeqLM,
+          "text": {"input_ids": IDS, "decoder_input_ids": IDS.repeat(1, 7)[:, :41]}}),
+        (r"padding \(decoder_attention_mask has a 0\)",
+         {**SEQ, "text": {"input_ids": IDS, "decoder_input_ids": IDS, "decoder_attention_mask": IDS % 2}}),
+        (r"got past_key_values; leave past_key_values out", {"text": {"input_ids": IDS, "past_key_values": object()}}),
+        (r"got labels; leave labels out", {"text": {"input_ids": IDS, "labels": IDS}}),
+        (r"got return_dict=False", {"text": {"input_ids": IDS, "return_dict": False}}),
+        (r"attention_mask must be a tensor, got list; .* return_tensors='pt'",
+         {"text": {"input_ids": IDS, "attention_mask": [[1] * 6]}, "error": TypeError}),
+        (r"integers \[1, tokens\]; got torch.bool", {"text": IDS > 0}),
+        (r"config has return_dict=False; set model.config.return_dict = True", {"change": of_dicts}),
+        (r"has no weights yet", {"change": without_weights}),
+        (r"at is for models with logits at every token; choose a span", {**QA, "at": 99}),
+        (r"a span is two numbers: pass output=\(start, end\); got \(1, 2, 3\)", {**QA, "output": (1, 2, 3)}),
+        (r"a span is two numbers", {**QA, "output": (1,)}),
+        (r"output must be a whole number, a span .* got float 1.5", {**QA, "output": 1.5}),
+        (r"at is for logits, and output is a function", {"output": lambda out: out.logits.sum(), "at": 1}),
+        (r"through softmax, which the rules hold constant.*return what softmax is computed from: a logit",
+         {"output": lambda out: out.logits[0, -1].softmax(-1)[3]}),
+        (r"through log_softmax", {"output": lambda out: out.logits[0, -1].log_softmax(-1)[3]}),
+        (r"through norm", {"output": lambda out: out.logits[0, -1].norm()}),
+        (r"the function passed as output computes with lgamma.*return another number",
+         {"output": lambda out: torch.lgamma(out.logits[0, -1, 3] + 50), "error": NotImplementedError}),
+        (r"a hook of LlamaMLP", {"change": hooked_in_place}),
+        (r"a hook of LlamaDecoderLayer", {"change": hooked_by_name}),
+        (r"compares several texts at once", {"kind": "bert", "auto": AutoModelForMultipleChoice}),
+        (r"returns prediction_logits and seq_relationship_logits; choose one number of them with output=",
+         {"kind": "bert", "auto": AutoModelForPreTraining}),
+    ],
+)  # fmt: skip
+def test_arguments_and_models_that_were_misread(match, given):
+    refused(match, **given)
+
+
+def test_hooks_of_all_modules():
+    def doubled(module, args, out):
+        return out * 2 if isinstance(module, torch.nn.Linear) else None
+
+    handle = torch.nn.modules.module.register_module_forward_hook(doubled)
+    try:
+        refused(r"a hook of Linear .*doubled.* changes what the module computes")
+    finally:
+        handle.remove()
+
+
+def test_modes_and_models_without_gradients():
+    with torch.autocast("cpu"):
+        refused(r"torch.autocast is on for cpu.*outside autocast")
+    with torch.inference_mode():
+        model = hf_models.make("llama", AutoModelForCausalLM)
+    with pytest.raises(ValueError, match=r"the model was made inside torch.inference_mode\(\)"):
+        attribute(model, IDS)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_pooling_that_is_none():
+    model = hf_models.make("bert")
+    with pytest.raises(TypeError, match=r"pooling must be a function .*Pooling\(\('cls',\)\); got 'cls'"):
+        similarity(model, IDS, IDS, pooling="cls")
+    with pytest.raises(ValueError, match=r"one vector for each text, \[1, size\]; got \[32\]"):
+        similarity(model, IDS, IDS, pooling=lambda states, mask: states[0, 0])
 
 
 @pytest.mark.parametrize(
@@ -211,6 +405,8 @@ def test_a_hook_that_only_looks_is_no_obstacle():
     model, seen = hf_models.make("llama", AutoModelForCausalLM), []
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: seen.append(out.shape))
     model.model.layers[1].register_forward_hook(lambda module, args, out: out)
+    model.model.layers[1].register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs), with_kwargs=True)
+    model.model.layers[1].mlp.register_forward_pre_hook(lambda module, args: args[0])
     expected = attribute(hf_models.make("llama", AutoModelForCausalLM), IDS)
     torch.testing.assert_close(attribute(model, IDS).relevance, expected.relevance)
     assert seen

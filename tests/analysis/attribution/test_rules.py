@@ -220,3 +220,12 @@ def test_a_bias_of_zero_carries_nothing():
     )
     assert found.share == pytest.approx(0.0, abs=1e-6)
     assert found.half() is None or max(found.by_offset()[2]) < 1e-6
+
+
+@pytest.mark.parametrize("gate", [torch.nn.Sigmoid(), torch.nn.Softplus()])
+def test_modules_of_gates_are_constants(gate):
+    mode, leaf = Linearized("a test"), X.clone().requires_grad_()
+    with whole_activations(mode, gate), mode:
+        found = gate(leaf)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, gate(X))

@@ -36,7 +36,7 @@ def test_tisa_in_an_encoder():
     curve = scheme.terms(torch.arange(-6, 7)).bias[2].detach().double()
     weight = torch.tensor(band.weight, dtype=torch.float64)
     torch.testing.assert_close(torch.tensor(band.value).double(), curve - (weight * curve).sum(), atol=1e-5, rtol=0)
-    assert weight.tolist() == pytest.approx([(7 - abs(r)) / 49 for r in band.r])
+    assert weight.tolist() == pytest.approx([(12 - abs(r)) / 114 for r in band.r])  # pairs of 12 tokens, not of 7
     assert all(low < y < high for low, y, high in zip(band.low, band.value, band.high, strict=True))
     assert all(high - low == pytest.approx(2 * 1.95996 * sd, rel=1e-4)
                for low, high, sd in zip(band.low, band.high, band.sd, strict=True))  # fmt: skip
@@ -143,6 +143,115 @@ def test_the_encoder_of_t5_has_its_own_bias():
     assert found.buckets
 
 
+def windowed(reach=None):
+    model = hf_models.make("mistral", AutoModelForCausalLM, sliding_window=4, num_hidden_layers=1)
+    locant.swap(model, "toeplitz:clip=15", impl="eager")
+    torch.manual_seed(3)
+    table = model.model.layers[0].self_attn.locant.table
+    table.data = torch.randn_like(table) * 0.5
+    ids = torch.randint(3, 60, (24, 16), generator=torch.Generator().manual_seed(0))
+    return certainty(model.base_model, ids, likelihood="attention", reach=reach)
+
+
+def test_offsets_beyond_a_window_have_no_weight():
+    found = windowed()
+    band = found.bands[0]
+    assert band.r == (-3, -2, -1, 0)
+    assert band.weight == pytest.approx([13 / 58, 14 / 58, 15 / 58, 16 / 58])
+    assert sum(w * y for w, y in zip(band.weight, band.value, strict=True)) == pytest.approx(0, abs=1e-6)
+    assert max(band.sd) < 0.25  # 0.5 if offsets that nothing determines were a part of the mean
+    assert max(band.signal for band in found.bands) > 0.7
+    assert windowed(reach=3).bands[0].sd == pytest.approx(band.sd)
+
+
+def test_heads_of_a_layer_are_joint_unless_attention_is_observed():
+    model = hf_models.make("gpt2", AutoModelForCausalLM, n_layer=1, n_head=2)
+    attention = model.transformer.h[0].attn
+    with torch.no_grad():  # two equal heads: the output depends on the sum of their biases
+        for part in attention.c_attn.weight.split(attention.embed_dim, dim=1):
+            part[:, attention.head_dim :] = part[:, : attention.head_dim]
+        attention.c_proj.weight[attention.head_dim :] = attention.c_proj.weight[: attention.head_dim]
+    locant.swap(model, "toeplitz:clip=2")
+    attention.locant.table.data = torch.tensor([[0.5, -0.5, 1.0, 0.0, 0.0]] * 2)
+    ids = torch.randint(3, 60, (16, 12), generator=torch.Generator().manual_seed(0))
+    ratio = {}
+    for likelihood in ("tokens", "attention"):
+        found = certainty(model, ids, likelihood=likelihood)
+        heads = sum(sd**2 for band in found.bands for sd in band.sd) / 4
+        ratio[likelihood] = sum(sd**2 for sd in found.averages[0].sd) / heads
+    assert ratio["tokens"] < 0.8
+    assert ratio["attention"] == pytest.approx(1)
+    with torch.no_grad():  # the caller's mode of gradients makes no difference
+        assert certainty(model, ids, likelihood="attention").bands[0].sd == pytest.approx(found.bands[0].sd)
+
+
+def test_too_many_parameters_for_one_covariance_of_all_heads():
+    model = locant.swap(hf_models.make("gpt2", AutoModelForCausalLM, n_layer=1), "toeplitz:clip=300")
+    ids = torch.randint(3, 60, (8, 300), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=r"1,200 parameters .* at most 1,024.*or likelihood='attention', under which"):
+        certainty(model, ids)
+
+
+def test_an_original_that_cannot_be_compared_is_refused():
+    model, copied = swapped("tisa:kernels=1"), swapped("tisa:kernels=1")
+    copied.load_state_dict(model.state_dict())
+    with pytest.raises(ValueError, match=r"has the attention weights of the original.* Leave original out"):
+        certainty(model, IDS, original=copied)
+    with pytest.raises(
+        ValueError, match=r"of the original are \[1, 1, 12, 12\] .* those of the model \[1, 4, 12, 12\]"
+    ):
+        certainty(model, IDS, original=hf_models.make("bert", num_hidden_layers=1, num_attention_heads=1))
+    with pytest.raises(ValueError, match=r"vectors of the original have 16 numbers, and those of the model 32"):
+        certainty(model, IDS, likelihood="vectors",
+                  original=hf_models.make("bert", num_hidden_layers=1, hidden_size=16))  # fmt: skip
+    with pytest.raises(ValueError, match="is not one of the 20 tokens of the original"):
+        certainty(model, IDS, original=hf_models.make("bert", vocab_size=20))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_weights_without_gradients_are_refused():
+    model = swapped("tisa:kernels=1")
+    packed = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(ValueError, match="the weights of the model are quantised"):
+        certainty(packed, IDS)
+    with torch.inference_mode():
+        made = hf_models.make("bert")
+    with pytest.raises(ValueError, match=r"made inside torch.inference_mode\(\).*make or load it outside"):
+        certainty(made, IDS)
+    with torch.autocast("cpu"), pytest.raises(ValueError, match="call this outside autocast"):
+        certainty(model, IDS)
+
+
+@pytest.mark.parametrize(
+    ("match", "given"),
+    [
+        ("reach must be a whole number of 1 or more.*got 0", {"reach": 0}),
+        ("reach must be a whole number.*got 2.5", {"reach": 2.5}),
+        ("learned_from must be a number of tokens above 0; got 0", {"learned_from": 0}),
+        ("learned_from must be a number of tokens above 0; got -5", {"learned_from": -5}),
+        ("learned_from must be a number of tokens above 0; got nan", {"learned_from": math.nan}),
+        ("learned_from must be a number of tokens above 0; got '10'", {"learned_from": "10"}),
+        ("samples must be 0, or a whole number of 100 or more.*got 150.5", {"samples": 150.5}),
+        ("level must be above 0 and below 1.*got '0.9'", {"level": "0.9"}),
+        ("token ids are cut already; leave length and sequences out", {"length": 20}),
+        ("token ids are cut already; leave length and sequences out", {"sequences": 9}),
+        ("as int64; got torch.float32", {"text": IDS.float()}),
+        ("token -3 is not one of the 60 tokens", {"text": IDS - 6}),
+    ],
+)  # fmt: skip
+def test_arguments_that_mean_nothing_are_refused(match, given):
+    model = swapped("tisa:kernels=1")
+    with pytest.raises(ValueError, match=match):
+        certainty(model, given.pop("text", IDS), **given)
+
+
+def test_small_vocabularies_and_models_of_images():
+    model = hf_models.make("gpt2", AutoModelForCausalLM, n_layer=1, vocab_size=4)
+    assert certainty(locant.swap(model, "tisa:kernels=1"), IDS % 4).likelihood == "tokens"
+    with pytest.raises(ValueError, match="ViTModel does not read tokens; certainty is for models of text"):
+        certainty(hf_models.make("vit"), IDS)
+
+
 def test_refusals():
     model = locant.swap(hf_models.make("bert", num_hidden_layers=1), "tisa:kernels=1")
     with pytest.raises(ValueError, match="nope: no parameters in attention, so there is no learned curve"):
@@ -159,7 +268,9 @@ def test_refusals():
         certainty(model, "too short", tokenizer=bert.tokenizer())
     with pytest.raises(ValueError, match="found no tokenizer"):
         certainty(model, "a text")
-    with pytest.raises(ValueError, match="8 or more sequences of 4 or more tokens; got \\[2, 12\\]"):
+    with pytest.raises(
+        ValueError, match=r"8 or more sequences of 4 or more tokens, as int64; got torch.int64 \[2, 12\]"
+    ):
         certainty(model, IDS[:2])
     with pytest.raises(ValueError, match="token 70 is not one of the 60 tokens"):
         certainty(model, IDS.masked_fill(IDS[0, 0] == IDS, 70))
@@ -169,7 +280,7 @@ def test_refusals():
         certainty(model, IDS, likelihood="tokens")
     with pytest.raises(ValueError, match="level must be above 0 and below 1"):
         certainty(model, IDS, level=95)
-    with pytest.raises(ValueError, match="samples must be 0, or 100 or more"):
+    with pytest.raises(ValueError, match="samples must be 0, or a whole number of 100 or more"):
         certainty(model, IDS, samples=5)
     with pytest.raises(TypeError, match="the model is compiled, and its attention cannot be observed"):
         certainty(torch.compile(model), IDS)

@@ -70,7 +70,10 @@ def test_the_noise_scale_of_means_of_m_draws_is_1_over_m():
             drawn, observed = attention.scores(flat, request, 3, draw, goal)
             scores.drawn.append(drawn)
             scores.observed.append(observed)
-        blocks, learned = flat.blocks(L - 1), torch.linspace(-1, 1, 10)  # far from what the prior explains
+        blocks, learned = (
+            flat.blocks(torch.arange(1 - L, L)),
+            torch.linspace(-1, 1, 10),
+        )  # far from what the prior explains
         assert [len(block) for block in blocks] == [5, 5]
         found = calibrated(scores, blocks, learned, flat.scale, factor=1.0, temper=True)
         assert sum(found.noise) / H == pytest.approx(1 / m, rel=0.2)
@@ -116,7 +119,7 @@ def fitted(flat: Flat, pairs, goals: list[Tensor]) -> None:
 
 def coverage(spec: str, truth, fits: int, sequences: int) -> float:
     """The share of intervals that contain the true curve, over simulated fits and offsets."""
-    offsets, inside = bands.Offsets(L - 1, causal=False), []
+    offsets, inside = bands.Offsets(L - 1, L - torch.arange(1 - L, L).abs()), []
     for seed in range(fits):
         draw = torch.Generator().manual_seed(seed)
         true = Flat(locant.scheme(spec, n_heads=H, head_dim=D))
@@ -131,7 +134,9 @@ def coverage(spec: str, truth, fits: int, sequences: int) -> float:
         scores = Scores()
         for request in requests(flat.scheme, pairs):
             scores.drawn.append(attention.scores(flat, request, 10, draw)[0])
-        post = calibrated(scores, flat.blocks(L - 1), flat.learned, flat.scale, factor=1.0, temper=False).posterior
+        post = calibrated(
+            scores, flat.blocks(torch.arange(1 - L, L)), flat.learned, flat.scale, factor=1.0, temper=False
+        ).posterior
         information = torch.zeros(len(flat), len(flat), dtype=torch.float64)
         found = bands.bands_of(flat, post, offsets, place="", level=0.95, samples=0, information=information)
         curve = bands._Outputs(true, offsets)

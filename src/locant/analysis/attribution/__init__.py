@@ -42,7 +42,11 @@ from locant.analysis.attribution.explaining import (
 )
 from locant.analysis.attribution.outputs import Output, Wanted
 from locant.analysis.attribution.relevance import Attribution, Similarity
+from locant.analysis.attribution.rules import Linearized
+from locant.analysis.attribution.words import words_of
+from locant.hf.exclusive import exclusive
 from locant.hf.facts import has_decoder
+from locant.hf.interrupts import check
 from locant.hf.modes import evaluating
 from locant.hf.pooling import Pooling
 
@@ -52,6 +56,8 @@ Text = str | Tensor | Mapping[str, Any]
 """A text, token ids [1, L], or the arguments of a model as its tokenizer returns them."""
 Pool = Callable[[Tensor, Tensor], Tensor]
 """From hidden states [1, L, d] and a mask [1, L] to one vector of length 1."""
+TEXTS = ("input_ids", "decoder_input_ids")
+"""Arguments of a model that are texts."""
 PAIRS_AT_ONCE = 32
 """Tokens whose parts of an embedding are computed in one pass."""
 
@@ -70,19 +76,22 @@ def attribute(
     at          the token at which a language model predicts; by default the only [MASK], or the last token.
 
     The model runs in eval mode and is the same afterwards. It takes two forward and two backward passes, and short runs
-    of a few tokens that read the model's positions. NotImplementedError names what has no conserving rule.
+    of a few tokens that read the model's positions. NotImplementedError names what has no conserving rule. Other
+    threads that analyse the model wait, and those that run it get a RuntimeError.
     """
     checks.check_model(model)
     given = _inputs(model, text, tokenizer)
     texts = _texts(given)
-    with evaluating(model):
+    with exclusive(model), evaluating(model):
         with torch.no_grad():
             plain = model(**given)
+        check()
         chosen = outputs.choose(plain, output, at, texts[-1], model, tokenizer)
         value = _number(chosen, plain)
-        with by_rules(model, texts) as (_, run):
-            found = chosen.read(model(**given))
-    return _attribution(run, found, value, chosen.words, texts, tokenizer)
+        with by_rules(model, texts) as (mode, run):
+            found = model(**given)
+            found = _read(mode, output, found) if callable(output) else chosen.read(found)
+        return _attribution(run, found, value, chosen.words, texts, tokenizer)
 
 
 @torch.inference_mode(mode=False)
@@ -98,14 +107,23 @@ def similarity(
     if has_decoder(model):
         raise ValueError(f"{type(model).__name__} is an encoder-decoder; pass its encoder: model.get_encoder()")
     base: Any = model.base_model
-    pool = pooling or Pooling()
+    pool = Pooling() if pooling is None else pooling
+    if not callable(pool):
+        raise TypeError(
+            f"pooling must be a function of hidden states and mask, such as locant.hf.pooling.Pooling(('cls',)); got "
+            f"{pooling!r}"
+        )
     sides = [_inputs(model, text, tokenizer) for text in (first, second)]
 
     def vector(given: dict[str, Any]) -> Tensor:
         states = base(**given).last_hidden_state
-        return pool(states, given.get("attention_mask", torch.ones_like(given["input_ids"])))[0]
+        found = pool(states, given.get("attention_mask", torch.ones_like(given["input_ids"])))
+        if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != 1:
+            got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"pooling must return one vector for each text, [1, size]; got {got}")
+        return found[0]
 
-    with evaluating(model):
+    with exclusive(model), evaluating(model):
         with torch.no_grad():
             vectors = [vector(given) for given in sides]
         value = float(vectors[0].double() @ vectors[1].double())
@@ -136,20 +154,35 @@ def _inputs(model: PreTrainedModel, text: Text, tokenizer: Any) -> dict[str, Any
         raise TypeError(f"text must be a string, token ids, or a dict with input_ids; got {type(text).__name__}")
     here = next(model.parameters()).device
     given = {name: x.to(here) if isinstance(x, Tensor) else x for name, x in given.items()}
+    checks.check_arguments(given)
     checks.check_ids(model, given["input_ids"])
-    mask = given.get("attention_mask")
-    if mask is not None and not bool(mask.bool().all()):
-        raise ValueError("the text has padding (an attention_mask with 0); leave the padding out")
     if has_decoder(model) and "decoder_input_ids" not in given:
         raise ValueError(
             f"{type(model).__name__} is an encoder-decoder: pass a dict with input_ids and decoder_input_ids, or "
             f"explain its encoder, model.get_encoder()"
         )
+    if has_decoder(model):
+        checks.check_ids(model, given["decoder_input_ids"], "decoder_input_ids")
+    for name in TEXTS:  # copies: the two texts are told apart by their tensors
+        if name in given:
+            given[name] = given[name].long().clone()
     return given
 
 
 def _texts(given: dict[str, Any]) -> list[Tensor]:
-    return [given[name] for name in ("input_ids", "decoder_input_ids") if name in given]
+    return [given[name] for name in TEXTS if name in given]
+
+
+def _read(mode: Linearized, function: Callable[[Any], Tensor], found: Any) -> Tensor:
+    """The number that a function of the caller makes of the model's output, by the rules."""
+    with mode.reading() as held:
+        value = function(found)
+    if not value.requires_grad and held:
+        raise ValueError(
+            f"the function passed as output returns a number through {held[-1]}, which the rules hold constant, so no "
+            f"relevance passes; return what {held[-1]} is computed from: a logit, or a difference of logits"
+        )
+    return value
 
 
 def _number(chosen: Output, found: Any) -> float:
@@ -170,24 +203,9 @@ def _attribution(
     found: Explained = explained(run, value.reshape(()), lengths)
     error = conservation(expected, found)
     return Attribution(
-        output=words, value=expected, tokens=_words(texts, tokenizer), relevance=found.relevance, content=found.content,
-        position=found.position, values=found.values, biases=found.biases, layers=tuple(found.flows), error=error,
-    )  # fmt: skip
-
-
-def _words(texts: list[Tensor], tokenizer: Any) -> tuple[str, ...]:
-    """The tokens as text. A space in front says that a word begins."""
-    ids = [int(token) for text in texts for token in text[0]]
-    if tokenizer is None:
-        return tuple(map(str, ids))
-    pieces = [str(piece) for piece in tokenizer.convert_ids_to_tokens(ids)]
-    special = set(tokenizer.all_special_tokens)
-    if any("##" in piece for piece in pieces) or not any(piece[:1] in "Ġ▁" for piece in pieces if piece):
-        return tuple(
-            piece[2:] if piece.startswith("##") else piece if piece in special else f" {piece}" for piece in pieces
-        )
-    return tuple(
-        f" {piece[1:]}" if piece[:1] in ("Ġ", "▁") else piece.replace("Ċ", "\n") for piece in pieces
+        output=words, value=expected, tokens=words_of(texts, tokenizer), relevance=found.relevance,
+        content=found.content, position=found.position, values=found.values, biases=found.biases,
+        layers=tuple(found.flows), error=error,
     )  # fmt: skip
 
 

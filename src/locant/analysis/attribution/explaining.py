@@ -131,21 +131,28 @@ def _indexed_tables(model: PreTrainedModel) -> list[Tensor]:
 
 @contextmanager
 def by_rules(model: PreTrainedModel, texts: list[Tensor]) -> Iterator[tuple[Linearized, Run]]:
-    """Runs a model by the rules of `rules` inside the block. `texts` are the token ids it will receive."""
+    """Runs a model by the rules of `rules` inside the block.
+
+    `texts` are the token ids it will receive: these tensors themselves. Other ids, such as token types, may be equal.
+    """
     mode = Linearized(f"{model.config.model_type} ({type(model).__name__})")
     names = {module: name for name, module in model.base_model.named_modules()}
     attentions = Attentions(mode, names)
     run = Run(torch.empty(0), [], [], mode.constants, attentions)
 
     def embedded(ids: Tensor, found: Tensor) -> Tensor | None:
-        for which, text in enumerate(texts):
-            if ids.numel() == text.numel() and torch.equal(ids.flatten(), text.flatten()):
-                leaf = found.detach().requires_grad_()
-                run.tokens.append((which, leaf))
-                return leaf.clone()  # models write into it
-        return None
+        which = mode.origins.get(ids)
+        # Ids of positions may be counted from those of the text.
+        if which is None or ids.numel() != texts[which].numel() or not torch.equal(ids.flatten(), texts[which][0]):
+            return None
+        leaf = found.detach().requires_grad_()
+        run.tokens.append((which, leaf))
+        return leaf.clone()  # models write into it
 
     mode.embedding = embedded
+    mode.leaves = lambda: [*(leaf for _, leaf in run.tokens), *run.positions, *attentions.values, *mode.constants]
+    for which, text in enumerate(texts):
+        mode.origins[text] = which
     with ExitStack() as stack:
         for each in (
             native_as_schemes(model), _frozen(model), unchanged_by_hooks(model), _tables(model, mode, run.positions),

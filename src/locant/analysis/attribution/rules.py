@@ -22,7 +22,7 @@ A function without a rule that would carry signal raises NotImplementedError wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+from locant.hf.interrupts import check
 
 LINEAR = frozenset({
     "__get__", "__getitem__", "alias", "amax", "amin", "as_strided", "atleast_1d", "atleast_2d", "bfloat16",
@@ -41,7 +44,8 @@ LINEAR = frozenset({
     "reshape_as", "roll", "select", "select_scatter", "split", "split_with_sizes", "squeeze", "squeeze_", "sum",
     "swapaxes", "swapdims", "t", "take", "take_along_dim", "tensor_split", "tile", "to", "topk", "transpose",
     "transpose_", "tril", "triu", "type", "type_as", "unbind", "unflatten", "unfold", "unsafe_chunk",
-    "unsafe_split", "unsqueeze", "unsqueeze_", "view", "view_as", "zero_", "set_", "sort",
+    "unsafe_split", "unsqueeze", "unsqueeze_", "view", "view_as", "view_as_complex", "view_as_real", "zero_", "set_",
+    "sort",
 })  # fmt: skip
 """Functions that are linear in the signal, or choose among its entries."""
 SUMS = frozenset({
@@ -68,11 +72,13 @@ QUOTIENTS = frozenset({
     "div", "div_", "__truediv__", "__rtruediv__", "__itruediv__", "divide", "true_divide",
 })  # fmt: skip
 HELD = frozenset({
-    "softmax", "log_softmax", "_softmax", "sigmoid", "sigmoid_", "logsigmoid", "exp", "exp2", "expm1", "softplus",
-    "rsqrt", "sqrt", "sqrt_", "rsqrt_", "reciprocal", "norm", "linalg_norm", "linalg_vector_norm", "vector_norm",
-    "var", "std", "var_mean", "std_mean", "log", "log2", "logsumexp", "sign", "heaviside", "__rpow__", "rpow",
-    "__rdiv__", "detach", "softmin", "cumprod", "prod", "round", "floor", "ceil",
+    "softmax", "log_softmax", "_softmax", "sigmoid", "sigmoid_", "logsigmoid", "log_sigmoid", "exp", "exp2", "expm1",
+    "softplus", "rsqrt", "sqrt", "sqrt_", "rsqrt_", "reciprocal", "norm", "linalg_norm", "linalg_vector_norm",
+    "vector_norm", "var", "std", "var_mean", "std_mean", "log", "log2", "logsumexp", "sign", "heaviside", "__rpow__",
+    "rpow", "__rdiv__", "detach", "softmin", "cumprod", "prod", "round", "floor", "ceil",
 })  # fmt: skip
+GATES = (nn.Sigmoid, nn.LogSigmoid, nn.Softplus)
+"""Modules of functions that are held."""
 ELEMENTWISE = frozenset({
     "gelu", "silu", "relu", "relu_", "tanh", "tanh_", "leaky_relu", "leaky_relu_", "elu", "celu", "selu", "mish",
     "hardswish", "hardtanh", "relu6", "clamp", "clamp_", "clip", "clamp_min", "clamp_max", "abs", "__abs__",
@@ -95,8 +101,15 @@ class Linearized(TorchFunctionMode):
     def __init__(self, owner: str) -> None:
         super().__init__()
         self.owner = owner  # named in errors
+        self.advice = "explain another model"
         self.enabled = True
         self.constants: list[Tensor] = []
+        self.origins: MutableMapping[Tensor, int] = WeakIdKeyDictionary()
+        """Which text token ids were made of, by tensor: 0 for the text, 1 for the decoder's."""
+        self.leaves: Callable[[], list[Tensor]] = lambda: self.constants
+        """Returns all leaves of the run."""
+        self.held: list[str] | None = None
+        """Functions of the caller's own that the rules hold constant; None while the model itself runs."""
         self.embedding: Callable[[Tensor, Tensor], Tensor | None] = lambda ids, found: None
         """Returns the leaf that takes the place of embedded tokens; None for other tables."""
         self.tables: list[tuple[Tensor, Leaf]] = []
@@ -111,6 +124,19 @@ class Linearized(TorchFunctionMode):
         finally:
             self.enabled = before
 
+    @contextmanager
+    def reading(self) -> Iterator[list[str]]:
+        """Runs a function of the caller's on the outputs of the model. Yields the names of functions that were held.
+
+        Tensors of the caller's that require a gradient are no signal: they become constants.
+        """
+        before = self.owner, self.advice
+        self.owner, self.advice, self.held = "the function passed as output", "return another number", []
+        try:
+            yield self.held
+        finally:
+            (self.owner, self.advice), self.held = before, None
+
     def constant(self, value: Tensor) -> Tensor:
         """Returns a constant as a leaf, so that its relevance is counted. Numbers that are not finite stay as they are:
         they hide something."""
@@ -122,25 +148,30 @@ class Linearized(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.enabled or not torch.is_grad_enabled():
+        if not self.enabled:
             return func(*args, **kwargs)
+        check()
         name = getattr(func, "__name__", str(func))
+        if self.held is not None:
+            args, kwargs = self._without_foreign((args, kwargs))
+        flat = tree_flatten((args, kwargs))[0]
+        if not torch.is_grad_enabled():
+            return self._followed(flat, func(*args, **kwargs))
         if name == "embedding":
             return self._embedding(func, args, kwargs)
         if name == "__getitem__":
             for table, leaf in self.tables:
                 if args[0] is table:
                     return leaf(func(*args, **kwargs))
-        if not any(_is_signal(x) for x in tree_flatten((args, kwargs))[0]):
-            return func(*args, **kwargs)
+        if not any(_is_signal(x) for x in flat):
+            return self._followed(flat, func(*args, **kwargs))
         rule = RULES.get(name)
         if rule is not None:
             return rule(self, func, args, kwargs)
         found = func(*args, **kwargs)
         if name not in LINEAR and any(_is_signal(x) for x in tree_flatten(found)[0]):
             raise NotImplementedError(
-                f"{self.owner} computes with {name}, for which relevance has no rule that conserves it; explain "
-                f"another model"
+                f"{self.owner} computes with {name}, for which relevance has no rule that conserves it; {self.advice}"
             )
         return found
 
@@ -149,6 +180,41 @@ class Linearized(TorchFunctionMode):
         ids = args[0] if args else kwargs["input"]
         leaf = self.embedding(ids, found)
         return found if leaf is None else leaf
+
+    def _followed(self, flat: list[Any], found: Any) -> Any:
+        """Returns what a function made. Token ids that it made of those of one text belong to that text."""
+        texts = {self.origins[x] for x in flat if _is_ids(x) and x in self.origins}
+        if len(texts) == 1:
+            (text,) = texts
+            for x in tree_flatten(found)[0]:
+                if _is_ids(x):
+                    self.origins[x] = text
+        return found
+
+    def _without_foreign(self, given: Any) -> Any:
+        """Arguments in which tensors that require a gradient, and come from none of the leaves, are constants."""
+        ours = {id(leaf) for leaf in self.leaves()}
+        return tree_map(lambda x: x.detach() if _is_signal(x) and not _comes_from(x, ours) else x, given)
+
+
+def _is_ids(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32)
+
+
+def _comes_from(x: Tensor, leaves: set[int]) -> bool:
+    """Whether a tensor was computed from one of some leaves, which are given by their id."""
+    if x.grad_fn is None:
+        return id(x) in leaves
+    nodes: list[Any] = [x.grad_fn]
+    seen: set[Any] = set()
+    while nodes:
+        node = nodes.pop()
+        if id(getattr(node, "variable", None)) in leaves:
+            return True
+        new = [following for following, _ in node.next_functions if following is not None and following not in seen]
+        seen.update(new)
+        nodes += new
+    return False
 
 
 def _is_signal(x: Any) -> bool:
@@ -202,7 +268,7 @@ def _product(mode: Linearized, func: Any, args: Any, kwargs: Any) -> Any:
     if len(flat) != 2:
         raise NotImplementedError(
             f"{mode.owner} multiplies {len(flat)} tensors at once ({func.__name__}), for which relevance has no rule; "
-            f"explain another model"
+            f"{mode.advice}"
         )
     if func.__name__ in ("mul_", "__imul__"):
         left, right = flat
@@ -236,7 +302,7 @@ def _layer(mode: Linearized, func: Any, args: Any, kwargs: Any) -> Any:
     if func.__name__ == "bilinear" or any(_is_signal(given.get(name)) for name in ("weight", "bias")):
         raise NotImplementedError(
             f"{mode.owner} computes the weights of a layer from its tokens ({func.__name__}), for which relevance has "
-            f"no rule; explain another model"
+            f"no rule; {mode.advice}"
         )
     bias = given.get("bias")
     return func(
@@ -252,6 +318,8 @@ def _quotient(mode: Linearized, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _held(mode: Linearized, func: Any, args: Any, kwargs: Any) -> Any:
+    if mode.held is not None:
+        mode.held.append(func.__name__)
     return func(*_hold(args), **_hold(kwargs))
 
 
@@ -316,7 +384,7 @@ def _batch_norm(mode: Linearized, func: Any, args: Any, kwargs: Any) -> Any:
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if given.get("training") or given["running_mean"] is None:
-        raise NotImplementedError(f"{mode.owner} normalizes over a batch, which mixes texts; explain another model")
+        raise NotImplementedError(f"{mode.owner} normalizes over a batch, which mixes texts; {mode.advice}")
     x = given["input"]
     shape = (1, -1, *(1 for _ in range(x.ndim - 2)))
     factor = (given["running_var"] + given.get("eps", 1e-5)).rsqrt()
@@ -372,13 +440,13 @@ def whole_activations(mode: Linearized, model: nn.Module) -> Iterator[None]:
 
     GELU by tanh is x · (1 + tanh(…)) / 2: by the rules of its parts, the 1 would take relevance as a constant. A module
     counts as an activation if it has no parameters and no parts, and numbers show that each entry of its output
-    depends on the same entry of its input alone.
+    depends on the same entry of its input alone. Gates (GATES) are held, as their functions are.
     """
     replaced: list[tuple[nn.Module, Any]] = []
 
     def wrapped(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            if len(args) != 1 or kwargs or not _is_signal(args[0]) or not mode.enabled:
+            if len(args) != 1 or kwargs or not _is_signal(args[0]) or not mode.enabled or isinstance(module, GATES):
                 return forward(*args, **kwargs)
             with mode.off(), torch.no_grad():
                 whole = _is_elementwise(forward, args[0])

@@ -17,12 +17,101 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from locant.analysis.certainty.flat import Flat
+from locant.analysis.certainty.unit import Unit
 from locant.attention import eager
 from locant.attention.request import Request, prepare
 from locant.hf.call import AttentionCall
+from locant.hf.encoder import encoder_of
+from locant.hf.interrupts import check
+from locant.hf.listening import observing
+from locant.hf.swapping import native_as_schemes
 from locant.schemes import Scheme
+
+NO_DIFFERENCE = 1e-5
+"""Largest difference between the weights of two models that rounding alone makes, in float32."""
+
+
+def observe(
+    model: PreTrainedModel, units: list[Unit], ids: Tensor, draws: int, generator: torch.Generator,
+    *, original: PreTrainedModel | None,
+) -> int:  # fmt: skip
+    """Collects scores by attention weights; returns the number of queries of each head."""
+    of = {unit.scheme: unit for unit in units}
+    names = {module: name for name, module in model.base_model.named_modules()}
+    goals: dict[str, list[Tensor]] = {}
+    now: dict[Scheme, list[tuple[Tensor, Tensor | None]]] = {}
+    count, apart = 0, 0.0
+
+    def record(call: AttentionCall) -> None:
+        nonlocal count, apart
+        unit = of.get(call.scheme) if call.scheme is not None else None
+        if unit is None:
+            return
+        with torch.enable_grad():
+            request = request_of(call, unit.flat.scheme)
+            goal = None
+            if original is not None:
+                goal = goals[names[call.module]].pop(0)
+                apart = max(apart, _apart(request, goal))
+            its = scores(unit.flat, request, draws, generator, goal)
+        now.setdefault(unit.scheme, []).append(its)
+        count += call.query.shape[2] if unit is units[0] else 0
+
+    for row in ids:
+        check()
+        if original is not None:
+            goals = _goals(original, row[None])
+            missing = {names[m] for m in names if getattr(m, "locant", None) in of} - goals.keys()
+            if missing:
+                raise ValueError(
+                    f"the original has no attention {sorted(missing)[0]}; pass the model that this one was made from"
+                )
+        now.clear()
+        with observing(before=record), torch.no_grad():
+            model.base_model(input_ids=row[None])
+        for scheme, found in now.items():
+            collected = of[scheme].scores
+            collected.drawn.append(torch.stack([drawn for drawn, _ in found]).sum(0))
+            if original is not None:
+                observed = [each for _, each in found if each is not None]
+                collected.observed.append(torch.stack(observed).sum(0))
+    if original is not None and apart < NO_DIFFERENCE:
+        raise ValueError(
+            "the model has the attention weights of the original; there is no difference to measure noise by. Leave "
+            "original out"
+        )
+    return count
+
+
+def _apart(request: Request, goal: Tensor) -> float:
+    """The largest difference between the attention weights of a request and those of the original."""
+    with torch.no_grad():
+        own = weights(request)
+    if own.shape != goal.shape:
+        raise ValueError(
+            f"the attention weights of the original are {list(goal.shape)} ([1, heads, queries, keys]), and those of "
+            f"the model {list(own.shape)}; pass the model that this one was made from"
+        )
+    return float((own - goal.cpu().double()).abs().max())
+
+
+@torch.no_grad()
+def _goals(original: PreTrainedModel, ids: Tensor) -> dict[str, list[Tensor]]:
+    """The attention weights of every call of each attention of the original, by the name of the module."""
+    with encoder_of(original) as part, native_as_schemes(part):
+        names = {module: name for name, module in part.base_model.named_modules()}
+        found: dict[str, list[Tensor]] = {}
+
+        def record(call: AttentionCall) -> None:
+            if call.scheme is not None:
+                found.setdefault(names[call.module], []).append(weights(call.request()))
+
+        with observing(before=record):
+            part.base_model(input_ids=ids.to(part.device))
+    return found
 
 
 def request_of(call: AttentionCall, scheme: Scheme) -> Request:
@@ -71,6 +160,7 @@ def scores(
     keys[usable] = torch.multinomial(rows[usable], draws, replacement=True, generator=generator)
     found = []
     for draw in range(draws):
+        check()
         chosen = torch.zeros_like(rows).scatter_(1, keys[:, draw : draw + 1], 1.0)
         found.append(flat.score(logit, ((chosen - rows) * usable[:, None]).view_as(known)))
     observed = (

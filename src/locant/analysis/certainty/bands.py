@@ -10,7 +10,8 @@ marked, and with `samples` intervals are quantiles of these f. The norm of a vec
 negative: where it is near 0, the delta method is always doubtful.
 
 A constant that is added to all logits of a query has no effect. So no text determines the level of a bias, and a curve
-that is added to the logits is centred: f(r) − Σ_r ω_r f(r). ω_r is the share of visible pairs of tokens at offset r.
+that is added to the logits is centred: f(r) − Σ_r ω_r f(r). ω_r is the share of visible pairs of tokens at offset r:
+offsets that a window or causality hides have none, and a curve is not shown there.
 """
 
 from __future__ import annotations
@@ -132,16 +133,20 @@ class Bands:
 
 @dataclass(frozen=True)
 class Offsets:
-    """The offsets between the tokens of sequences of one length."""
+    """The offsets −reach … reach of a curve, and the pairs of tokens that attention sees at each."""
 
     reach: int
-    causal: bool
+    pairs: Tensor  # [2 L − 1]: visible pairs at offsets −(L − 1) … L − 1, in sequences of L tokens; reach < L
 
-    @property
-    def weight(self) -> Tensor:
-        """[2·reach + 1], ω: pairs of tokens at each offset, as a share of all visible pairs."""
-        r = torch.arange(-self.reach, self.reach + 1)
-        pairs = (self.reach + 1 - r.abs()).double() * ((r <= 0) if self.causal else 1)
+    def weight(self, reach: int) -> Tensor:
+        """Returns ω [2·reach + 1]: visible pairs at each offset, as a share of those at all these offsets.
+
+        0 where the model sees no pair: beyond its window, and after the query if it is causal.
+        """
+        middle = len(self.pairs) // 2
+        pairs = self.pairs[middle - reach : middle + reach + 1].double()
+        if not float(pairs.sum()) > 0:
+            raise ValueError(f"attention sees no pair of tokens at offsets up to {reach}; pass a larger reach")
         return pairs / pairs.sum()
 
 
@@ -153,7 +158,7 @@ class _Outputs:
         r, found = quantities(flat.scheme, offsets.reach)
         self.r = r
         reach = int(r[-1])  # a scheme with few positions has fewer offsets
-        self.weight = Offsets(reach, offsets.causal).weight
+        self.weight = offsets.weight(reach)
         self.shapes = {name: values.shape for name, values in found.items()}
 
     def __call__(self, scheme: Scheme) -> Tensor:

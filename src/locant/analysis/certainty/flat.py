@@ -74,15 +74,17 @@ class Flat:
             [torch.zeros(s).double() if x is None else x for x, s in zip(found, self.shapes, strict=True)]
         )
 
-    def blocks(self, reach: int) -> list[Tensor]:
-        """Returns the places of parameters that attention weights depend on together.
+    @torch.enable_grad()
+    def blocks(self, r: Tensor, *, joint: bool = False) -> list[Tensor]:
+        """Returns the places of parameters that depend on each other, if `r` are the offsets of visible pairs.
 
-        A block is a head, if heads share no parameters. Otherwise all parameters are one block.
+        For attention weights a block is a head, if heads share no parameters; otherwise all parameters are one block.
+        With `joint` it is one for all heads: what follows the attention mixes them.
         """
         everything = [torch.arange(len(self))]
         if self.scheme.rotates or self.scheme.has_sides:
             return everything
-        terms = self.scheme.terms(torch.arange(-reach, reach + 1))
+        terms = self.scheme.terms(r)
         tables = [table for table in terms.tables().values() if table.requires_grad]
         heads = {table.shape[0] for table in tables}
         if terms.pair is not None or len(heads) != 1 or heads == {1}:
@@ -98,4 +100,5 @@ class Flat:
         if bool((count > 1).any()):
             return everything
         idle = (count == 0).nonzero()[:, 0]  # each is a block of its own: nothing depends on it
+        used = [torch.stack(used).any(0)] if joint else used
         return [each.nonzero()[:, 0] for each in used if bool(each.any())] + [at[None] for at in idle]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from locant.hf.interrupts import check
 from locant.schemes import Scheme
 
 
@@ -28,6 +29,7 @@ def gradients_of(model: nn.Module, schemes: list[Scheme]) -> Iterator[None]:
 
 def gradients(output: Tensor, parameters: list[list[nn.Parameter]], towards: Tensor | None = None) -> list[Tensor]:
     """Returns the gradient [P] of an output, or of its product with `towards`, by each list of parameters."""
+    check()
     flat = [parameter for own in parameters for parameter in own]
     grads = torch.autograd.grad(output, flat, towards, retain_graph=True, allow_unused=True)
     by = {p: torch.zeros_like(p) if g is None else g for p, g in zip(flat, grads, strict=True)}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -17,19 +18,20 @@ from locant.analysis import text as texts
 from locant.analysis.certainty import attention, tokens, vectors
 from locant.analysis.certainty.bands import Band, Bands, Bucket, Bump, Offsets, bands_of
 from locant.analysis.certainty.flat import Flat
-from locant.analysis.certainty.gradients import gradients_of
-from locant.analysis.certainty.scores import Scores, calibrated
+from locant.analysis.certainty.scores import calibrated
+from locant.analysis.certainty.unit import Unit
+from locant.analysis.certainty.visible import visible_pairs
 from locant.analysis.places import place_of
-from locant.hf.call import AttentionCall
+from locant.hf.differentiable import check_differentiable
 from locant.hf.encoder import encoder_of
+from locant.hf.exclusive import exclusive
 from locant.hf.facts import has_decoder, is_causal, limits
 from locant.hf.finite import check_finite
-from locant.hf.listening import observing
 from locant.hf.modes import evaluating
 from locant.hf.plan import current_schemes, plan_of
 from locant.hf.readout import native
 from locant.hf.running import vocabulary
-from locant.hf.swapping import check_model, exchange, native_as_schemes
+from locant.hf.swapping import check_model, exchange, restore
 from locant.schemes import Scheme
 
 LENGTH, SEQUENCES = 64, 48
@@ -103,28 +105,6 @@ class Certainty:
         return "\n".join(lines)
 
 
-@dataclass
-class _Unit:
-    """A scheme with parameters, and where it is."""
-
-    place: str
-    scheme: Scheme
-    flat: Flat
-    blocks: list[Tensor]
-    scores: Scores = field(default_factory=Scores)
-
-    @property
-    def largest(self) -> int:
-        return max(len(block) for block in self.blocks)
-
-    def information(self, observations: int) -> Tensor:
-        """Returns the curvature of the loss per observation, with zeros between blocks."""
-        found = torch.zeros(2 * self.flat.learned.shape, dtype=torch.float64)
-        for index in self.blocks:
-            found[index[:, None], index[None, :]] = self.scores.curvature(index) / observations
-        return found
-
-
 def certainty(
     model: PreTrainedModel,
     text: str | Tensor,
@@ -132,9 +112,9 @@ def certainty(
     tokenizer: Any = None,
     original: PreTrainedModel | None = None,
     likelihood: str = "auto",
-    learned_from: int | None = None,
-    length: int = LENGTH,
-    sequences: int = SEQUENCES,
+    learned_from: float | None = None,
+    length: int | None = None,
+    sequences: int | None = None,
     reach: int | None = None,
     level: float = 0.95,
     samples: int = 0,
@@ -151,30 +131,40 @@ def certainty(
                   predicts tokens, and otherwise "attention".
     learned_from  tokens that the parameters were learned from. By default the intervals are those that the measured
                   text alone would leave: a scheme that was learned from 100 times as much has them 10 times narrower.
-    length        tokens of a sequence; intervals cover offsets up to length − 1.
-    sequences     how many to measure on.
-    reach         largest offset of the curves.
+    length        tokens of a sequence, 64 by default; intervals cover offsets up to length − 1.
+    sequences     how many to cut out of a text, 48 by default. Token ids have a length and a number of their own.
+    reach         largest offset of the curves, 1 or more; by default all that the sequences have.
     level         of the intervals.
     samples       intervals are quantiles over this many random parameters; 0: the delta method.
 
     Of an encoder-decoder the encoder is measured. Schemes in the token embedding are left out: they have no curve of
-    logits over the offset.
+    logits over the offset. Other threads that analyse the model wait, and those that run it get a RuntimeError.
     """
-    _check(model, original, likelihood, level, samples)
+    _check(model, original, likelihood)
+    _check_numbers(learned_from, length, sequences, reach, level, samples)
+    with exclusive(*(each for each in (model, original) if each is not None)):
+        return _measured(model, text, tokenizer, original, likelihood, learned_from, length, sequences, reach, level,
+                         samples, seed)  # fmt: skip
+
+
+def _measured(
+    model: PreTrainedModel, text: str | Tensor, tokenizer: Any, original: PreTrainedModel | None, likelihood: str,
+    learned_from: float | None, length: int | None, sequences: int | None, reach: int | None, level: float,
+    samples: int, seed: int,
+) -> Certainty:  # fmt: skip
     with encoder_of(model) as part, _as_schemes(part):
         _learned(part)  # before anything is said about the text
     ids = _ids(model, text, tokenizer, length, sequences)
+    if original is not None:
+        _check_ids(original, ids, "the original")
     with encoder_of(model) as part, _as_schemes(part):
         kind = _kind(part, likelihood, original)
-        units = _units(part, ids.shape[1] - 1)
+        units = _units(part, ids, joint=kind != "attention")
         draws = _draws(units, len(ids))
         generator = torch.Generator().manual_seed(seed)
-        causal = is_causal(part, ids)
-        observations: int = _observer(kind, tokenizer, original, causal=causal)(part, units, ids, draws, generator)
-        if not all(unit.scores.drawn for unit in units):
-            raise ValueError(f"{type(model).__name__} ran no attention with its schemes; check that it is complete")
+        observations = _observer(part, kind, tokenizer, original, ids)(part, units, ids, draws, generator)
     factor = 1.0 if learned_from is None else learned_from / ids.numel()
-    offsets = Offsets(min(reach or ids.shape[1] - 1, ids.shape[1] - 1), causal)
+    longest = ids.shape[1] - 1 if reach is None else min(reach, ids.shape[1] - 1)
     temper = kind != "tokens" and original is not None
     places, found = [], []
     for unit in units:
@@ -182,20 +172,27 @@ def certainty(
         noise = None if fitted.noise is None else sum(fitted.noise) / len(fitted.noise)
         size, post = len(unit.flat), fitted.posterior
         places.append(Place(unit.place, str(unit.scheme), size, post.determined, post.damping, noise, draws * len(ids)))
-        found.append(bands_of(unit.flat, post, offsets, place=unit.place, level=level, samples=samples,
-                              information=unit.information(observations)))  # fmt: skip
-    return Certainty(
-        kind, temper, level, len(ids), observations, learned_from or ids.numel(), tuple(places), **_joined(found)
-    )  # fmt: skip
+        found.append(bands_of(unit.flat, post, Offsets(longest, unit.pairs), place=unit.place, level=level,
+                              samples=samples, information=unit.information(observations)))  # fmt: skip
+    learned = ids.numel() if learned_from is None else round(learned_from)
+    return Certainty(kind, temper, level, len(ids), observations, learned, tuple(places), **_joined(found))
 
 
-def _observer(kind: str, tokenizer: Any, original: Any, *, causal: bool) -> Any:
+def _observer(
+    model: PreTrainedModel, kind: str, tokenizer: Any, original: PreTrainedModel | None, ids: Tensor
+) -> Callable[..., int]:
     """Returns the function that adds the scores of a likelihood to the units, and returns the observations."""
-    return {
-        "tokens": partial(_by_tokens, tokenizer=tokenizer, causal=causal),
-        "vectors": partial(_by_vectors, original=original),
-        "attention": partial(_by_attention, original=original),
-    }[kind]
+    if kind == "attention":
+        return partial(attention.observe, original=original)
+    if {weight.dtype for weight in model.parameters()} & {torch.bfloat16, torch.float16}:
+        raise ValueError("the model is in half precision, which rounds small gradients to zero; call model.float()")
+    if kind == "vectors":
+        assert original is not None
+        return partial(vectors.observe, original=original)
+    if is_causal(model, ids):
+        return partial(tokens.observe, mask_token=None, special=set())
+    mask_token, special = tokens.masking(model, _tokenizer(model, tokenizer))
+    return partial(tokens.observe, mask_token=mask_token, special=special)
 
 
 @contextmanager
@@ -208,11 +205,11 @@ def _as_schemes(model: PreTrainedModel) -> Iterator[None]:
         if plan_of(model) is not None:
             yield
             return
-        exchange(model, native(model))
         try:
+            exchange(model, native(model))
             yield
         finally:
-            exchange(model, "native")
+            restore(model)
 
 
 def _joined(found: list[Bands]) -> dict[str, Any]:
@@ -220,7 +217,7 @@ def _joined(found: list[Bands]) -> dict[str, Any]:
     return {name: tuple(row for each in found for row in getattr(each, name)) for name in names}
 
 
-def _check(model: Any, original: Any, likelihood: str, level: float, samples: int) -> None:
+def _check(model: Any, original: Any, likelihood: str) -> None:
     for each in (model, original):
         if each is None:
             continue
@@ -230,25 +227,58 @@ def _check(model: Any, original: Any, likelihood: str, level: float, samples: in
                 "torch.compile"
             )
         check_model(each)
+        check_differentiable(each)
         check_finite(each)
+        if getattr(each.base_model, "main_input_name", "input_ids") != "input_ids":
+            raise ValueError(f"{type(each).__name__} does not read tokens; certainty is for models of text")
     if torch.is_inference_mode_enabled():
         raise ValueError("certainty needs gradients, which torch.inference_mode() forbids; call it outside")
     if likelihood not in LIKELIHOODS:
         raise ValueError(f"likelihood must be one of {', '.join(LIKELIHOODS)}; got {likelihood!r}")
-    if not 0 < level < 1:
+
+
+def _check_numbers(
+    learned_from: Any, length: Any, sequences: Any, reach: Any, level: Any, samples: Any
+) -> None:  # fmt: skip
+    if not _is_number(level) or not 0 < level < 1:
         raise ValueError(f"level must be above 0 and below 1, such as 0.95; got {level!r}")
-    if samples and samples < 100:
-        raise ValueError(f"samples must be 0, or 100 or more for the edges of an interval; got {samples}")
+    if not _is_whole(samples) or (samples != 0 and samples < 100):
+        raise ValueError(
+            f"samples must be 0, or a whole number of 100 or more for the edges of an interval; got {samples!r}"
+        )
+    if reach is not None and (not _is_whole(reach) or reach < 1):
+        raise ValueError(f"reach must be a whole number of 1 or more, or left out for all offsets; got {reach!r}")
+    if length is not None and (not _is_whole(length) or length < 4):
+        raise ValueError(f"length must be a whole number of 4 or more tokens; got {length!r}")
+    if sequences is not None and (not _is_whole(sequences) or sequences < FEWEST):
+        raise ValueError(f"sequences must be {FEWEST} or more, for the noise between them; got {sequences!r}")
+    if learned_from is not None and not (_is_number(learned_from) and 0 < learned_from < math.inf):
+        raise ValueError(f"learned_from must be a number of tokens above 0; got {learned_from!r}")
 
 
-def _ids(model: PreTrainedModel, text: str | Tensor, tokenizer: Any, length: int, sequences: int) -> Tensor:
+def _is_number(x: Any) -> bool:
+    return isinstance(x, Real) and not isinstance(x, bool)
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, Integral) and not isinstance(x, bool)
+
+
+def _ids(
+    model: PreTrainedModel, text: str | Tensor, tokenizer: Any, length: int | None, sequences: int | None
+) -> Tensor:  # fmt: skip
     """The token ids [sequences, length] to measure on."""
-    if sequences < FEWEST:
-        raise ValueError(f"sequences must be {FEWEST} or more, for the noise between them; got {sequences}")
     if isinstance(text, Tensor):
-        if text.ndim != 2 or text.shape[0] < FEWEST or text.shape[1] < 4:
+        if length is not None or sequences is not None:
             raise ValueError(
-                f"token ids must have {FEWEST} or more sequences of 4 or more tokens; got {list(text.shape)}"
+                "length and sequences say how a text is cut, and token ids are cut already; leave length and "
+                "sequences out"
+            )
+        whole = text.dtype in (torch.int64, torch.int32)
+        if not whole or text.ndim != 2 or text.shape[0] < FEWEST or text.shape[1] < 4:
+            raise ValueError(
+                f"token ids must have {FEWEST} or more sequences of 4 or more tokens, as int64; got {text.dtype} "
+                f"{list(text.shape)}"
             )
         ids = text
     elif not isinstance(text, str) or not text.strip():
@@ -256,17 +286,23 @@ def _ids(model: PreTrainedModel, text: str | Tensor, tokenizer: Any, length: int
         raise ValueError(f"certainty is measured on a text, got {got}; pass prose that the model was not trained on")
     else:
         tokenizer = _tokenizer(model, tokenizer)
-        most = min([length, *(limit for limit in limits(model) if limit is not None)])
-        ids = texts.sequences(tokenizer, text, count=sequences, length=most)
+        most = min([length or LENGTH, *(limit for limit in limits(model) if limit is not None)])
+        ids = texts.sequences(tokenizer, text, count=sequences or SEQUENCES, length=most)
+    _check_ids(model, ids, type(model).__name__)
+    return ids.to(model.device)
+
+
+def _check_ids(model: PreTrainedModel, ids: Tensor, name: str) -> None:
+    """Raises ValueError unless a model can read token ids."""
     known, longest = vocabulary(model.base_model), limits(model).positions
-    if int(ids.max()) >= known:
+    wrong = ids[(ids < 0) | (ids >= known)]
+    if len(wrong):
         raise ValueError(
-            f"token {int(ids.max())} is not one of the {known} tokens of {type(model).__name__}; pass the tokenizer "
-            f"that the model was trained with"
+            f"token {int(wrong[0])} is not one of the {known} tokens of {name}; pass the tokenizer that the model was "
+            f"trained with"
         )
     if longest is not None and ids.shape[1] > longest:
-        raise ValueError(f"sequences have {ids.shape[1]} tokens, and the model reads {longest}; use shorter sequences")
-    return ids.to(model.device)
+        raise ValueError(f"sequences have {ids.shape[1]} tokens, and {name} reads {longest}; use shorter sequences")
 
 
 def _tokenizer(model: PreTrainedModel, tokenizer: Any) -> Any:
@@ -313,146 +349,32 @@ def _learned(model: PreTrainedModel) -> dict[Scheme, list[int]]:
     return placed
 
 
-def _units(model: PreTrainedModel, reach: int) -> list[_Unit]:
-    """The schemes of a swapped model that have parameters, with room for their scores."""
-    units = []
-    for scheme, layers in _learned(model).items():
+def _units(model: PreTrainedModel, ids: Tensor, *, joint: bool) -> list[Unit]:
+    """The schemes of a swapped model that have parameters, each once.
+
+    joint   whether the heads of a layer depend on each other.
+    """
+    placed = _learned(model)
+    units, reach = [], ids.shape[1] - 1
+    pairs = visible_pairs(model, ids[:1], set(placed))
+    for scheme, layers in placed.items():
+        if scheme not in pairs:
+            raise ValueError(f"{type(model).__name__} ran no attention with {scheme}; check that it is complete")
         flat = Flat(scheme)
-        unit = _Unit(place_of("", layers), scheme, flat, flat.blocks(reach))
+        r = pairs[scheme].nonzero()[:, 0] - reach
+        unit = Unit(place_of("", layers), scheme, flat, flat.blocks(r, joint=joint), pairs[scheme])
         if unit.largest > LARGEST:
+            alone = max(len(block) for block in flat.blocks(r))
+            attend = ", or likelihood='attention', under which heads are independent" if alone <= LARGEST else ""
             raise ValueError(
                 f"{scheme} has {unit.largest:,} parameters that depend on each other; certainty can invert the "
-                f"covariance of at most {LARGEST:,}. Use a scheme with fewer, such as a smaller clip"
+                f"covariance of at most {LARGEST:,}. Use a scheme with fewer, such as a smaller clip{attend}"
             )
         units.append(unit)
     return units
 
 
-def _draws(units: list[_Unit], sequences: int) -> int:
+def _draws(units: list[Unit], sequences: int) -> int:
     """Draws for each sequence."""
     largest = max(unit.largest for unit in units)
     return math.ceil(max(DRAWS_PER_PARAMETER * largest, DRAWS) / sequences)
-
-
-def _by_tokens(
-    model: PreTrainedModel, units: list[_Unit], ids: Tensor, draws: int, generator: torch.Generator, tokenizer: Any,
-    causal: bool,
-) -> int:  # fmt: skip
-    """Collects scores by the predictions of tokens; returns the number of predicted tokens."""
-    _check_precision(model)
-    mask_token, special = None, set()
-    if not causal:
-        tokenizer = _tokenizer(model, tokenizer)
-        mask_token = getattr(tokenizer, "mask_token_id", None)
-        if mask_token is None:
-            raise ValueError(
-                f"{type(model).__name__} predicts masked tokens, but its tokenizer has no mask token; pass one that "
-                f"has, or use likelihood='attention'"
-            )
-        before, after = texts.special_tokens(tokenizer)
-        special = {*before, *after}
-    schemes, count = [unit.scheme for unit in units], 0
-    with gradients_of(model, schemes):
-        for row in ids:
-            log, known = tokens.predictions(
-                model, row[None], mask_token=mask_token, special=special, generator=generator
-            )
-            count += len(known)
-            for unit, (drawn, observed) in zip(
-                units, tokens.scores(schemes, log, known, draws, generator), strict=True
-            ):
-                unit.scores.drawn.append(drawn)
-                unit.scores.observed.append(observed)
-    return count
-
-
-def _by_vectors(
-    model: PreTrainedModel, units: list[_Unit], ids: Tensor, draws: int, generator: torch.Generator,
-    original: PreTrainedModel,
-) -> int:  # fmt: skip
-    """Collects scores by the vectors of sequences; returns the number of sequences."""
-    _check_precision(model)
-    schemes = [unit.scheme for unit in units]
-    square, numbers = 0.0, 0
-    with encoder_of(original) as part, evaluating(part), gradients_of(model, schemes):
-        for row in ids:
-            with torch.no_grad():
-                goal = vectors.vector(part, row[None].to(part.device)).to(model.device)
-            found = vectors.vector(model, row[None])
-            square, numbers = square + float((goal - found.detach()).square().sum()), numbers + len(goal)
-            for unit, (drawn, observed) in zip(
-                units, vectors.scores(schemes, found, goal, draws, generator), strict=True
-            ):
-                unit.scores.drawn.append(drawn)
-                unit.scores.observed.append(observed)
-    variance = square / numbers
-    if variance < 1e-12:
-        raise ValueError("the model returns the vectors of the original; there is no difference to measure noise by")
-    for unit in units:
-        unit.scores.drawn = [each / math.sqrt(variance) for each in unit.scores.drawn]
-        unit.scores.observed = [each / variance for each in unit.scores.observed]
-    return len(ids)
-
-
-def _check_precision(model: PreTrainedModel) -> None:
-    if {weight.dtype for weight in model.parameters()} & {torch.bfloat16, torch.float16}:
-        raise ValueError("the model is in half precision, which rounds small gradients to zero; call model.float()")
-
-
-def _by_attention(
-    model: PreTrainedModel, units: list[_Unit], ids: Tensor, draws: int, generator: torch.Generator,
-    original: PreTrainedModel | None,
-) -> int:  # fmt: skip
-    """Collects scores by attention weights; returns the number of queries of each head."""
-    of = {unit.scheme: unit for unit in units}
-    names = {module: name for name, module in model.base_model.named_modules()}
-    goals: dict[str, list[Tensor]] = {}
-    now: dict[Scheme, list[tuple[Tensor, Tensor | None]]] = {}
-    count = 0
-
-    def record(call: AttentionCall) -> None:
-        unit = of.get(call.scheme) if call.scheme is not None else None
-        if unit is None:
-            return
-        with torch.enable_grad():
-            request = attention.request_of(call, unit.flat.scheme)
-            goal = goals[names[call.module]].pop(0) if original is not None else None
-            its = attention.scores(unit.flat, request, draws, generator, goal)
-        now.setdefault(unit.scheme, []).append(its)
-        nonlocal count
-        count += call.query.shape[2] if unit is units[0] else 0
-
-    for row in ids:
-        if original is not None:
-            goals = _weights(original, row[None])
-            missing = {names[m] for m in names if getattr(m, "locant", None) in of} - goals.keys()
-            if missing:
-                raise ValueError(
-                    f"the original has no attention {sorted(missing)[0]}; pass the model that this one was made from"
-                )
-        now.clear()
-        with observing(before=record), torch.no_grad():
-            model.base_model(input_ids=row[None])
-        for scheme, found in now.items():
-            scores = of[scheme].scores
-            scores.drawn.append(torch.stack([drawn for drawn, _ in found]).sum(0))
-            if original is not None:
-                observed = [each for _, each in found if each is not None]
-                scores.observed.append(torch.stack(observed).sum(0))
-    return count
-
-
-@torch.no_grad()
-def _weights(original: PreTrainedModel, ids: Tensor) -> dict[str, list[Tensor]]:
-    """The attention weights of every call of each attention of the original, by the name of the module."""
-    with encoder_of(original) as part, native_as_schemes(part):
-        names = {module: name for name, module in part.base_model.named_modules()}
-        found: dict[str, list[Tensor]] = {}
-
-        def record(call: AttentionCall) -> None:
-            if call.scheme is not None:
-                found.setdefault(names[call.module], []).append(attention.weights(call.request()))
-
-        with observing(before=record):
-            part.base_model(input_ids=ids.to(part.device))
-    return found

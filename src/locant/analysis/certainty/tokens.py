@@ -13,11 +13,17 @@ pass for all layers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from locant.analysis.certainty.gradients import gradients
+from locant.analysis import text as texts
+from locant.analysis.certainty.gradients import gradients, gradients_of
+from locant.analysis.certainty.unit import Unit, add
+from locant.hf.interrupts import check
+from locant.hf.running import probe_tokens
 from locant.schemes import Scheme
 
 MASKED_SHARE = 0.15
@@ -29,7 +35,37 @@ def predicts_tokens(model: PreTrainedModel) -> bool:
     if model is model.base_model or model.get_output_embeddings() is None:
         return False
     with torch.no_grad():
-        return "logits" in model(input_ids=torch.tensor([[3, 4]], device=model.device))
+        return "logits" in model(input_ids=probe_tokens(model.base_model, 2))
+
+
+def masking(model: PreTrainedModel, tokenizer: Any) -> tuple[int, set[int]]:
+    """Returns the mask token of a masked model, and the tokens that are put around each sequence."""
+    token = getattr(tokenizer, "mask_token_id", None)
+    if token is None:
+        raise ValueError(
+            f"{type(model).__name__} predicts masked tokens, but its tokenizer has no mask token; pass one that has, "
+            f"or use likelihood='attention'"
+        )
+    before, after = texts.special_tokens(tokenizer)
+    return int(token), {*before, *after}
+
+
+def observe(
+    model: PreTrainedModel, units: list[Unit], ids: Tensor, draws: int, generator: torch.Generator,
+    *, mask_token: int | None, special: set[int],
+) -> int:  # fmt: skip
+    """Collects scores by the predictions of tokens; returns the number of predicted tokens.
+
+    mask_token, special   of a masked model (`masking`); None and nothing for a causal one.
+    """
+    schemes, count = [unit.scheme for unit in units], 0
+    with gradients_of(model, schemes):
+        for row in ids:
+            check()
+            log, known = predictions(model, row[None], mask_token=mask_token, special=special, generator=generator)
+            count += len(known)
+            add(units, scores(schemes, log, known, draws, generator))
+    return count
 
 
 def predictions(

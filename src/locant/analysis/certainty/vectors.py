@@ -13,18 +13,56 @@ scale T is applied too.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from locant.analysis.certainty.gradients import gradients
+from locant.analysis.certainty.gradients import gradients, gradients_of
+from locant.analysis.certainty.unit import Unit, add
+from locant.hf.encoder import encoder_of
+from locant.hf.interrupts import check
+from locant.hf.modes import evaluating
 from locant.schemes import Scheme
+
+NO_DIFFERENCE = 1e-12
+"""Mean squared residual below which a model returns the vectors of the original, up to rounding."""
 
 
 def vector(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Returns the vector [d] of a sequence ids [1, L]."""
     return F.normalize(model.base_model(input_ids=ids).last_hidden_state[0].float().mean(0), dim=0)
+
+
+def observe(
+    model: PreTrainedModel, units: list[Unit], ids: Tensor, draws: int, generator: torch.Generator,
+    *, original: PreTrainedModel,
+) -> int:  # fmt: skip
+    """Collects scores by the vectors of sequences; returns the number of sequences."""
+    schemes = [unit.scheme for unit in units]
+    square, numbers = 0.0, 0
+    with encoder_of(original) as part, evaluating(part), gradients_of(model, schemes):
+        for row in ids:
+            check()
+            with torch.no_grad():
+                goal = vector(part, row[None].to(part.device)).to(model.device)
+            found = vector(model, row[None])
+            if goal.shape != found.shape:
+                raise ValueError(
+                    f"the vectors of the original have {len(goal)} numbers, and those of the model {len(found)}; pass "
+                    f"the model that this one was made from"
+                )
+            square, numbers = square + float((goal - found.detach()).square().sum()), numbers + len(goal)
+            add(units, scores(schemes, found, goal, draws, generator))
+    variance = square / numbers
+    if variance < NO_DIFFERENCE:
+        raise ValueError("the model returns the vectors of the original; there is no difference to measure noise by")
+    for unit in units:
+        unit.scores.drawn = [each / math.sqrt(variance) for each in unit.scores.drawn]
+        unit.scores.observed = [each / variance for each in unit.scores.observed]
+    return len(ids)
 
 
 def scores(
