@@ -46,7 +46,7 @@ def main() -> None:
             if run.run.scheme != scheme or run.state != "done":
                 continue
             here = where(arguments.folder, run.run)
-            model, tokenizer = locant.load(str(here)), AutoTokenizer.from_pretrained(arguments.folder / "tokenizer")
+            model, tokenizer = locant.load(str(here)), AutoTokenizer.from_pretrained(here)
             found = certainty(model, text, tokenizer=tokenizer, length=min(64, preset.length),
                               learned_from=learned_from)  # fmt: skip
             print(found, flush=True)
