@@ -21,6 +21,14 @@ IDS = torch.tensor([[5, 17, 42, 8]])
 MANY = torch.randint(3, 60, (8, 6), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts():
+    """A process that a shell starts in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.01)

@@ -47,6 +47,8 @@ def shuffle(
     <s>), and in an encoder so do the last `keep` ([SEP]).
     """
     ids = checked(model, ids, sequences=2, length=2 * keep + targets + 2)
+    if bool((ids == ids[:, :1]).all()):
+        raise ValueError("the tokens of each sequence are all the same, so shuffling changes nothing; pass a real text")
     generator = torch.Generator().manual_seed(seed)
     check_length(model, ids.shape[1])
     with evaluating(model):
