@@ -4,6 +4,9 @@
 
 The bias is a sum of a few Gaussian kernels over the offset for every head, with three parameters per kernel. It works
 at any length. `kernels=0` has no effect.
+
+Past the offsets of its training the bias dies out, and far keys are all alike. A causal model that reads on then loses
+some of its quality (docs/results: 0.12 nats at 16 times its length). `tisa+alibi:slopes=learned` keeps it.
 """
 
 from __future__ import annotations
