@@ -234,3 +234,12 @@ def test_a_scheme_of_this_process_alone_cannot_be_compared(mine, forget, tmp_pat
     locant.SCHEMES["cauchy"] = cls
     with pytest.raises(ValueError, match="known to this process alone"):
         locant.compare("clm", "nope,cauchy", out=tmp_path / "out")
+
+
+def test_a_scheme_in_a_file_without_a_docstring_is_described_by_its_class(tmp_path, forget):
+    path = tmp_path / "plain.py"
+    path.write_text('from locant import Scheme\n\n\nclass Bare(Scheme):\n    """Adds nothing."""\n')
+    result = locant_command("schemes", "bare", "--import", str(path))
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("Adds nothing.")
+    assert "None" not in result.output

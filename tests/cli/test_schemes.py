@@ -55,14 +55,6 @@ def test_schemes_of_one_name_shows_its_options():
     assert "head_dim" not in result.output.split("Parameters:")[1]
 
 
-def test_a_scheme_in_a_file_without_a_docstring(tmp_path):
-    (tmp_path / "plain.py").write_text('from locant import Scheme\n\n\nclass Bare(Scheme):\n    """Adds nothing."""\n')
-    result = locant_command("schemes", "bare", "--import", str(tmp_path / "plain.py"))
-    assert result.exit_code == 0, result.output
-    assert result.output.startswith("Adds nothing.")
-    assert "None" not in result.output
-
-
 def test_schemes_fits_a_narrow_terminal(monkeypatch):
     monkeypatch.setattr(console, "width", 80)
     result = locant_command("schemes")
