@@ -27,8 +27,8 @@ _UNINITIALISED = "  if (p) memset(p, 0, (size_t)(4 * n));\n"
 MISTAKES = [
     Mistake(
         "one position read beyond the last",
-        "i < min_of(n, at + TILE); i++",
-        "i <= min_of(n, at + TILE); i++",
+        "  Span s = {pos[0], pos[0], pos[0], 1};\n",
+        "  Span s = {pos[0], pos[0], pos[0], 1};\n  if (n % TILE && pos[n] == INT64_MIN) return s;\n",
         ADDRESS,
         "heap-buffer-overflow",
     ),
