@@ -22,7 +22,8 @@ from locant.attention.build import build
 from locant.attention.request import Request
 
 FEW_QUERIES, FEW_ROWS = 4, 32
-"""As in fused.c: up to so many queries, and queries of heads that share keys, the kernel reads keys in place."""
+"""The most queries, and the most queries of all heads that share keys, with which the kernel reads keys in place. Both
+are as in fused.c."""
 NO_VIEW = (0, 0, 0, 0, 0)
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
