@@ -6,12 +6,13 @@ The model (llama2.c, Llama shape, 15 million weights) writes the text it is adap
 keep them in --stories, one in twenty for the test. On these the original has the lowest loss that is possible. TEXTs,
 such as stories for children written by people, are the other test. BOOKs, which must be other texts, are learned from
 together with its own stories, so that the model keeps its quality on other prose. The loss is that of the next token in
-pieces of 256, 512 and 1,024 tokens, each after the begin token. Written to bench/results/stories.csv and stories.md (a
+pieces of --lengths tokens, each after the begin token. Written to bench/results/stories.csv and stories.md (a
 story by each model), or under another --name. A model that exists is not made again.
 """
 
 import copy
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,8 @@ from locant.experiments.run import quiet
 from locant.hf import llama2c
 from locant.runs.text_source import read
 
-LENGTHS = (256, 512, 1024)
-TOKENS = 16 * (max(LENGTHS) - 1)
-"""Tokens of each test text, at most."""
+PIECES = 16
+"""Pieces of the longest length in each test text, at most."""
 LETTERS = 750
 """Characters of a piece of a book: about as many as a story has."""
 WORDS = 256
@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--specs", nargs="*", default=["tisa", "alibi", "nope"])
     parser.add_argument("--budget", default="400steps")
     parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[256, 512, 1024], help="tokens of a test piece")
     parser.add_argument("--stories", type=Path, default=Path("stories.txt"))
     parser.add_argument("--count", type=int, default=1600)
     parser.add_argument("--name", default="stories", help="name of the files with the results")
@@ -91,10 +92,12 @@ def main() -> None:
         path.stem: tokenizer(" ".join(read(path).split()), add_special_tokens=False, verbose=False)["input_ids"]
         for path in arguments.texts
     }
+    lengths = tuple(arguments.lengths)
+    tokens = PIECES * (max(lengths) - 1)
     rows = {
-        (name, length): pieces(torch.tensor(stream[-TOKENS:]), length, LENGTHS, begin)
+        (name, length): pieces(torch.tensor(stream[-tokens:]), length, lengths, begin)
         for name, stream in streams.items()
-        for length in LENGTHS
+        for length in lengths
     }
     table: list[dict[str, Any]] = []
     tales: list[str] = []
@@ -111,7 +114,7 @@ def main() -> None:
 
     add("rope", 0, "original", original)
     for spec in arguments.specs:
-        model, where = copy.deepcopy(original), arguments.keep / f"{spec}-{arguments.budget}".replace(":", "-")
+        model, where = copy.deepcopy(original), arguments.keep / re.sub("[:/]", "-", f"{spec}-{arguments.budget}")
         fitted = copy.deepcopy(original)
         locant.fit(fitted, spec, trained_on(lines), tokenizer=tokenizer, length=CAUSAL_LENGTH, queries=True)
         add(spec, 0, "fitted", fitted)

@@ -25,6 +25,9 @@ SPECS = [
     "fade",
     "logn:n0=3",
     "logn:n0=4,learned=true",
+    "local:window=2",
+    "local:window=0",
+    "local:window=3,first=false",
     "fope:length=100,theta=50",
     "fope:seed=3,rest=turned,spread=0.5",
     "fope:heads=shared,length=40",
@@ -100,6 +103,10 @@ def _logn(s: Any, q: Any, k: Any, x: Any, q_pos: Any, k_pos: Any, scale: float) 
     return plain + _values(s)["strength"][:, None, None] * (sharp - plain)
 
 
+def _local(s: Any, q: Any, k: Any, x: Any, q_pos: Any, k_pos: Any, scale: float) -> Any:
+    return oracles.local(q, k, q_pos, k_pos, scale, window=s.window, first=s.first)
+
+
 def _fope(s: Any, q: Any, k: Any, x: Any, q_pos: Any, k_pos: Any, scale: float) -> Any:
     cos, sin = (np.broadcast_to(c.numpy(), (s.n_heads, *c.shape[1:])) for c in s.mixtures())
     freqs = oracles.frequencies(s.head_dim, s.theta)
@@ -124,5 +131,5 @@ def _dape(s: Any, q: Any, k: Any, x: Any, q_pos: Any, k_pos: Any, scale: float) 
 
 ORACLES: dict[str, Callable[..., Any]] = {
     "inkling": _inkling, "fox": _fox, "grape": _grape, "pope": _pope, "fade": _fade, "logn": _logn, "fope": _fope,
-    "dape": _dape,
+    "dape": _dape, "local": _local,
 }  # fmt: skip

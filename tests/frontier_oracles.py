@@ -249,6 +249,18 @@ def logn(q: Array, k: Array, q_pos: Positions, k_pos: Positions, scale: float, *
     return result
 
 
+def local(
+    q: Array, k: Array, q_pos: Positions, k_pos: Positions, scale: float, *, window: int, first: bool = True
+) -> Array:
+    """scale q_i.k_j, less 10000 where |j - i| > window; with `first`, not where i or j is 0 (Longformer's windows)."""
+    result = empty(q, k)
+    for b, h, m, n in pairs(q, k, q_pos, k_pos):
+        far = abs(k_pos[n] - q_pos[m]) > window
+        shown = first and (q_pos[m] == 0 or k_pos[n] == 0)
+        result[b, h, m, n] = scale * dot(q[b, h, m], k[b, h, n]) - (10000.0 if far and not shown else 0.0)
+    return result
+
+
 # --- 2. Inkling ------------------------------------------------------------------------------------------------------
 
 

@@ -77,8 +77,17 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITHOUT_PYTHON = {"census.md", "glossary.md", "gpu.md", "log.md", "performance.md", "reliability.md"}
 
 
+SLOW = {"export.md"}  # it writes ONNX
+
+
 @pytest.mark.parametrize(
-    "path", [path for path in DOCUMENTS if path.name not in WITHOUT_PYTHON], ids=lambda path: path.name
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.slow if path.name in SLOW else ())
+        for path in DOCUMENTS
+        if path.name not in WITHOUT_PYTHON
+    ],
+    ids=lambda path: path.name,
 )
 def test_the_python_in_the_documents_runs(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

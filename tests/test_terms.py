@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from locant.terms import TABLES, Sides, Terms
+from locant.terms import TABLES, Sides, Terms, Tokens
 
 JOINED = ("query_side", "key_side")
 """Tables of vectors that meet those of `Sides`: longer in a sum."""
@@ -99,6 +99,20 @@ def test_columns_and_consecutive_columns():
         torch.testing.assert_close(getattr(narrow, name), getattr(terms, name)[:, 1:4])
         assert getattr(narrow, name)._base is getattr(terms, name)
     assert chosen.pair is narrow.pair is terms.pair
+    assert terms.narrow(0, 5) is terms  # all columns: a step with a cache makes no views
+
+
+def test_positions_of_tokens():
+    """A scheme gets the positions of the call; without them, keys count from 0 and queries are the last ones."""
+    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 1, 5, 4)
+    given = torch.tensor([[7, 8, 9]]), torch.tensor([[1, 2, 4, 8, 16]])
+    tokens = Tokens(q, k, given, None, None, 0.5)
+    assert tokens.q_pos is given[0]
+    assert tokens.k_pos is given[1]
+    assert tokens.hidden is None
+    counted = Tokens(q, k, None, None, None, 0.5)
+    assert counted.q_pos.tolist() == [[2, 3, 4]]
+    assert counted.k_pos.tolist() == [[0, 1, 2, 3, 4]]
 
 
 def test_dtypes():

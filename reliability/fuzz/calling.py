@@ -26,7 +26,7 @@ def call(case: Case, inputs: Inputs) -> list[Results]:
         if case.context == "thread":
             with ThreadPoolExecutor(2) as pool:
                 return list(pool.map(lambda _: _differentiated(case, inputs), range(2)))
-        if case.context in TRANSFORMS and case.b:
+        if case.transformed:
             return [TRANSFORMS[case.context](case, inputs)]
         return [_differentiated(case, inputs)]
 

@@ -65,6 +65,11 @@ class Case:
         return named(self.dtype)
 
     @property
+    def transformed(self) -> bool:
+        """Whether a transform of torch.func makes the call; vmap has no rule for an empty batch."""
+        return self.context in ("vjp", "jvp") or (self.context == "vmap" and self.b > 0)
+
+    @property
     def scheme_names(self) -> list[str]:
         """The name of every part of the scheme."""
         return [part.partition("@")[0].partition(":")[0] for part in self.spec.split("+")]

@@ -171,7 +171,8 @@ ONE_ROW = ("L", "1L", "expanded")
 
 def full_positions(case: Case) -> tuple[Tensor, Tensor]:
     """The positions of queries and keys that a case has, [B or 1, L], with the defaults filled in."""
-    rows = 1 if case.pos_shape in ONE_ROW or case.positions == "none" else case.b
+    one = case.pos_shape in ONE_ROW or case.positions == "none"
+    rows = 1 if one and not (case.pos_shape == "expanded" and case.b == 0) else case.b
     return _full_positions(case.data, case.positions, case.given, rows, case.lq, case.lk)
 
 

@@ -19,6 +19,8 @@ class Arithmetic:
     dtype: torch.dtype = torch.float64  # of every operation
     stored: torch.dtype = torch.float64  # of rotated queries and keys, of weights and of results
     jitter: torch.Generator | None = None  # of the random roundings; None for none
+    steep: bool = True  # whether the slope of tanh keeps its digits where tanh is flat
+    coarse: bool = True  # whether weights are rounded to `stored`
 
     def moved(self, x: Tensor) -> Tensor:
         """x in `dtype`, each number moved at random by at most one unit in its last place."""

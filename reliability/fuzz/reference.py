@@ -32,28 +32,39 @@ def attention(p: Problem, a: Arithmetic) -> tuple[Tensor, Tensor]:
             added = _of_offsets(p, part, lambda p, part: ADDED[part.name](p, a, part, k)).to(a.dtype)
             logit = logit + (added if temperature is None else added * temperature)
     if p.softcap is not None:
-        logit = p.softcap * torch.tanh(logit / p.softcap)
+        logit = p.softcap * _tanh(logit / p.softcap, a)
     if p.additive is not None:
         logit = logit + p.additive
     nothing = ~p.visible.any(-1, keepdim=True)
     logit = logit.masked_fill(~p.visible, -torch.inf).masked_fill(nothing, 0.0)
-    weights = _softmax(p, logit).masked_fill(nothing, 0.0)
-    kept = a.store(_rounded_weights(a, weights if p.keep is None else weights * p.keep, logit))
+    sink = None if p.sinks is None else p.sinks.to(logit.dtype)[:, None, None].expand(*logit.shape[:-1], 1)
+    weights = _softmax(logit, sink).masked_fill(nothing, 0.0)
+    kept = _rounded_weights(a, weights if p.keep is None else weights * p.keep, logit)
+    if a.coarse:
+        kept = a.store(kept)
     out = kept @ v
     for part in p.parts:
         if part.name == "shaw" and part.options["values"]:
             out = out + (kept[..., None] * _of_offsets(p, part, _value_rows)).sum(-2)
     out = a.store(out)
     if a.jitter is not None and logit.requires_grad:
-        _round_backward(a, logit, weights.detach(), v.detach(), out)
+        _round_backward(a, logit, sink, weights.detach(), v.detach(), out)
     return out, kept
 
 
-def _softmax(p: Problem, logit: Tensor) -> Tensor:
-    """exp(l_ij) / (exp(s_h) + Σ_j exp(l_ij)), shifted by the largest of them."""
-    if p.sinks is None:
+def _tanh(x: Tensor, a: Arithmetic) -> Tensor:
+    """tanh. The slope that autograd computes for torch's, 1 − tanh², is rounding where tanh is flat."""
+    if not a.steep:
+        return torch.tanh(x)
+    sign = torch.where(x < 0, -1.0, 1.0).to(x.dtype)
+    small = (-2 * sign * x).exp()
+    return sign * (1 - small) / (1 + small)  # the two terms of its derivative have the same sign
+
+
+def _softmax(logit: Tensor, sink: Tensor | None) -> Tensor:
+    """exp(l_ij) / (exp(s_h) + Σ_j exp(l_ij)), shifted by the largest of them. `sink` is [B, H, Lq, 1]."""
+    if sink is None:
         return logit.softmax(-1)
-    sink = p.sinks.to(logit.dtype)[:, None, None]
     top = torch.maximum(logit.amax(-1, keepdim=True), sink).detach()
     numerator = (logit - top).exp()
     return numerator / ((sink - top).exp() + numerator.sum(-1, keepdim=True))
@@ -70,8 +81,10 @@ def _rounded_weights(a: Arithmetic, weights: Tensor, logit: Tensor) -> Tensor:
     return a.moved(weights) * (1 + torch.finfo(a.dtype).eps * top * a.noise(top))
 
 
-def _round_backward(a: Arithmetic, logit: Tensor, weights: Tensor, v: Tensor, out: Tensor) -> None:
+def _round_backward(a: Arithmetic, logit: Tensor, sink: Tensor | None, weights: Tensor, v: Tensor, out: Tensor) -> None:
     """Adds the rounding of dS_ij = P_ij (g_i·v_j − g_i·o_i) to the gradient of the logits, with g that of the output.
+
+    The gradient of a sink, which has no value, is −P_i (g_i·o_i).
 
     The two products round apart: g·v as a sum of `dtype`, and g·o for all keys of a query at once, with an output that
     was stored. Autograd alone would compute both alike, and cancel their errors (see tests/attention/rounding.py).
@@ -81,12 +94,16 @@ def _round_backward(a: Arithmetic, logit: Tensor, weights: Tensor, v: Tensor, ou
     stored = out.detach()
 
     def rounded(gradient: Tensor) -> Tensor:
-        g = seen[0]
-        pair = weights * (g.square() @ v.square().mT).sqrt() * torch.finfo(a.dtype).eps
-        query = (g * stored).square().sum(-1, keepdim=True).sqrt() * torch.finfo(a.stored).eps
-        return gradient + pair * a.noise(pair) + weights * query * a.noise(query)
+        pair = weights * (seen[0].square() @ v.square().mT).sqrt() * torch.finfo(a.dtype).eps
+        return gradient + pair * a.noise(pair) + weights * of_query()
+
+    def of_query() -> Tensor:
+        size = (seen[0] * stored).square().sum(-1, keepdim=True).sqrt() * torch.finfo(a.stored).eps
+        return size * a.noise(size)
 
     logit.register_hook(rounded)
+    if sink is not None and sink.requires_grad:
+        sink.register_hook(lambda gradient: gradient + (1 - weights.sum(-1, keepdim=True)) * of_query())
 
 
 def _of_offsets(p: Problem, part: Part, compute: Callable[[Problem, Part], Tensor]) -> Tensor:
@@ -451,6 +468,14 @@ def _grape(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
     return r * _per_head(part.params["log_speed"].exp()) * (query[..., None] + key[:, :, None])
 
 
+def _local(p: Problem, a: Arithmetic, part: Part, k: Tensor) -> Tensor:
+    """-10000 beyond the window, but for pairs with the token at position 0."""
+    far = p.r.abs() > part.options["window"]
+    if part.options["first"]:
+        far = far & (p.q_pos != 0)[:, :, None] & (p.k_pos != 0)[:, None, :]
+    return -10000.0 * far[:, None].to(a.dtype)
+
+
 def _logn_tau(p: Problem, a: Arithmetic, part: Part) -> Tensor:
     keys = (p.q_pos.double() + 1).clamp(min=1)
     tau = a.constant((keys.log() / math.log(part.options["n0"])).clamp(min=1)).to(a.dtype)[:, None, :, None]
@@ -561,6 +586,7 @@ ADDED: dict[str, Added] = {
     "inkling": _inkling,
     "fox": _fox,
     "grape": _grape,
+    "local": _local,
 }
 """What a scheme adds to the logit, [B or 1, H or 1, Lq, Lk]; the Tensor argument is k with all heads."""
 PAIRS = ("fire", "cope", "dape")

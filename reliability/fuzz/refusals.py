@@ -16,7 +16,6 @@ from reliability.fuzz import maps, reference
 from reliability.fuzz.case import Case, named
 from reliability.fuzz.inputs import full_positions, in_step
 
-TRANSFORMS = ("vmap", "vjp", "jvp")
 REACH = {
     "shaw": "clip", "huang1": "clip", "huang2": "clip", "huang3": "clip", "huang4": "clip", "toeplitz": "clip",
     "t5": "max_distance", "deberta": "max_distance", "inkling": "extent",
@@ -58,6 +57,8 @@ def _reach(case: Case) -> int | None:
 def _reach_of(name: str, part: str, mapped: tuple[str, dict[str, float]] | None) -> int | None:
     if name == "fox":
         return 1
+    if name == "local":
+        return int(re.search(r"\bwindow=(\d+)", part)[1]) + 1  # type: ignore[index]
     if name not in REACH:
         return None
     reach = int(re.search(rf"\b{REACH[name]}=(\d+)", part)[1])  # type: ignore[index]
@@ -80,7 +81,7 @@ def _differentiates(case: Case) -> bool:
         return False
     if "x" in case.wanted and case.reads:
         return True
-    fixed = ("sandwich", "alibi:slopes=fixed")
+    fixed = ("sandwich", "alibi:slopes=fixed", "local")
     parts = zip(case.scheme_names, case.spec.split("+"), strict=True)
     tables = any(("learned=true" in p or name in TRAINED) and not p.startswith(fixed) for name, p in parts)
     sinks = "s" in case.wanted and case.sinks != "none"
@@ -146,12 +147,14 @@ EXPECTED = [
              lambda c: c.states != "pair" and "q" in c.reads and c.lq <= c.lk and not in_step(c)),
     Expected("more queries than states", "pass x=(states of queries, states of keys)",
              lambda c: c.states == "keys" and c.reads and c.lq > c.lk),
+    Expected("softcap with hidden pairs", "would show them again",
+             lambda c: c.softcap is not None and _has(c, "local")),
     Expected("own keys", "use fope:heads=shared",
              lambda c: c.groups > 1 and c.b * c.lq > 0 and "heads=own" in _of(c, "fope")),
     # what a back end does not support
     Expected("weights", "does not return weights", _on("fused", "sdpa", "flex")(lambda c: c.need_weights)),
     Expected("additive mask", "additive_mask", _on("fused", "flex")(lambda c: c.additive != "none")),
-    Expected("transform", "no rule for torch.func", _on("fused", "sdpa", "flex")(lambda c: c.context in TRANSFORMS)),
+    Expected("transform", "no rule for torch.func", _on("fused", "sdpa", "flex")(lambda c: c.transformed)),
     Expected("pair", "pair", _on("fused", "flex")(lambda c: _has(c, *reference.PAIRS))),
     Expected("far rotations", "has far rotations", _on("sdpa", "flex")(_turns_far)),
     Expected("gain in sdpa", "do not fit into a mask", _on("sdpa")(lambda c: _has(c, *reference.GAINS))),

@@ -141,9 +141,10 @@ OPTIONS: dict[str, Callable[[Random, Size], Options]] = {
     "logn": _logn,
     "fope": _fope,
     "dape": lambda rng, size: {"bias": rng.choice(["alibi", "kerple"]), "width": rng.choice([1, 3, 5])},
+    "local": lambda rng, size: {"window": rng.choice([0, 1, 3, 8, 127]), "first": rng.random() < 0.7},
 }
 """Random options of every scheme. A scheme that is missing here fails a test."""
-NEW = ("inkling", "fox", "grape", "pope", "fade", "logn", "fope", "dape")
+NEW = ("inkling", "fox", "grape", "pope", "fade", "logn", "fope", "dape", "local")
 """The schemes of 2025–26. With `--new`, every case has one of them or a map."""
 
 MAPS: dict[str, Callable[[Random], Options]] = {
@@ -154,10 +155,10 @@ MAPS: dict[str, Callable[[Random], Options]] = {
 }
 """Random options of every map."""
 NOT_MAPPED: dict[str, tuple[str, ...]] = {
-    "interpolated": ("fox", "logn", "dape"),
-    "grouped": ("fox", "logn"),
-    "recurrent": ("fox", "logn", "xpos", "cope"),
-    "selfextend": ("fox", "logn", "learned", "sinusoidal", "first", "fire", "cope", "dape", "xpos"),
+    "interpolated": ("fox", "logn", "dape", "local"),
+    "grouped": ("fox", "logn", "local"),
+    "recurrent": ("fox", "logn", "xpos", "cope", "local"),
+    "selfextend": ("fox", "logn", "local", "learned", "sinusoidal", "first", "fire", "cope", "dape", "xpos"),
 }
 """Schemes that a map refuses; `xpos` with `selfextend` is not drawn, because its range is that of several calls."""
 MAPPED = 0.15
@@ -182,7 +183,7 @@ def draw_names(rng: Random) -> list[str]:
 
 def _can_be_added(names: list[str], turner: str) -> bool:
     """Whether a sum accepts these schemes: levels of one, and beside `turner` no other rotation or vector gain."""
-    if sum(name in ("fox", "grape") for name in names) > 1:
+    if sum(name in ("fox", "grape", "local") for name in names) > 1:
         return False
     return turner not in names or (sum(name in TURNING for name in names) == 1 and "huang3" not in names)
 

@@ -3,10 +3,10 @@
     allowed = FACTOR · (largest error of the plain computation)  +  FLOOR · eps · (largest number of the truth)
 
 The plain computation is `reliability.fuzz.reference` in the dtype of the call. It computes in float32, or in float64 if
-q and all parameters are float64. It stores queries and keys as kernels get them (rotated, and times a temperature),
-weights and results in the dtype of q, and the gradients of parameters in theirs. It runs twelve times, each time with
-its inputs moved at random within one unit in the last place, so that one lucky run does not set the tolerance. eps is
-that of the dtype of the result.
+q and all parameters are float64. It stores queries and keys as kernels get them (rotated, and times a temperature) and
+results in the dtype of q, in half of the runs weights too, and the gradients of parameters in theirs. It runs twelve
+times, each time with its inputs moved at random within one unit in the last place, so that one lucky run does not set
+the tolerance. eps is that of the dtype of the result.
 """
 
 from __future__ import annotations

@@ -60,7 +60,11 @@ MISTAKES = [
         "data race",
     ),
     Mistake(
-        "memory shared by all callers", "  Tables one;\n", "  static Tables one;\n", THREAD, "data race",
+        "memory shared by all callers",
+        "  Tables one;\n",
+        "  Tables one;\n  static Tables *volatile last;\n  last = &one;\n",  # volatile: -O3 would leave the write out
+        THREAD,
+        "data race",
     ),
     Mistake("memory not set to zero", _UNINITIALISED, "", MEMCHECK, "ninitialised"),
     Mistake("memory not set to zero", _UNINITIALISED, "", MEMORY, "use-of-uninitialized-value"),
@@ -80,11 +84,13 @@ def break_kernel(mistake: Mistake, folder: Path) -> Path:
     return copy
 
 
-def is_reported(mistake: Mistake, instructions: Instructions, calls: int = 30) -> bool:
-    """Whether the check of a mistake reports it within some calls."""
+def is_reported(
+    mistake: Mistake, instructions: Instructions, calls: int = 30, flags: tuple[str, ...] = ("-Og",)
+) -> bool:
+    """Whether the check of a mistake reports it within some calls of a kernel that is built with `flags`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        program = compile_driver(mistake.check, instructions, folder, ("-Og",), break_kernel(mistake, folder))
+        program = compile_driver(mistake.check, instructions, folder, flags, break_kernel(mistake, folder))
         done = call(mistake.check, program, 1, calls)
     return done.returncode != 0 and mistake.reported in done.stdout + done.stderr
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 import locant
-from locant.adaptation import distillation
+from locant.adaptation import distillation, training
 from locant.adaptation.output_folder import OutputFolder
 from locant.adaptation.schedule import Pace
 from locant.runs.budget import Budget
@@ -134,8 +134,8 @@ def test_another_model_or_text_does_not_resume(tmp_path):
 
 
 def test_a_training_that_stopped_early_and_was_killed_does_no_more_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(distillation, "SCHEME_RATE", 0.0)
-    monkeypatch.setattr(distillation, "EVERY", 1)
+    monkeypatch.setattr(training, "SCHEME_RATE", 0.0)
+    monkeypatch.setattr(training.Stage, "every", 1)
     calls = []
 
     def score(model, tokenizer):
@@ -148,8 +148,8 @@ def test_a_training_that_stopped_early_and_was_killed_does_no_more_steps(tmp_pat
         adapted(hf_models.make("bert"), budget="30steps", rate=0.0, out=tmp_path, scores={"it": score})
     stopped = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     assert stopped < 30
-    steps, real = [], distillation._loss
-    monkeypatch.setattr(distillation, "_loss", lambda *args: steps.append(1) or real(*args))
+    steps, real = [], distillation.distillation_loss
+    monkeypatch.setattr(distillation, "distillation_loss", lambda *args: steps.append(1) or real(*args))
     assert (
         adapted(hf_models.make("bert"), budget="30steps", rate=0.0, out=tmp_path, scores={"it": score}).steps == stopped
     )

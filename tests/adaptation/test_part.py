@@ -6,7 +6,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoModelForTextEncod
 from transformers.modeling_outputs import BaseModelOutput
 
 import locant
-from locant.adaptation import adapting, distillation, part, scores
+from locant.adaptation import adapting, part, scores, training
 from locant.adaptation.part import part_of
 from locant.hf.facts import maximum_length
 from tests import hf_models, words
@@ -124,7 +124,7 @@ def test_adapting_trains_the_encoder_alone(kind, tmp_path):
 
 
 def test_an_interrupted_adaptation_resumes_and_ends_with_the_same_bits(monkeypatch, tmp_path):
-    monkeypatch.setattr(distillation, "EVERY", 2)
+    monkeypatch.setattr(training.Stage, "every", 2)
     options = {"budget": "4steps", "length": 16}
 
     def stop(found, steps):

@@ -21,7 +21,7 @@ def test_sequences_start_everywhere_in_text_without_full_stops():
 def test_chinese_sentences_are_sentences():
     line = "這是第一句話，不長也不短。這是第二句話，也差不多。第三句話在這裡！"
     assert len(pieces([line])) == 1  # 34 letters, a hundred bytes
-    assert len(Sampler(words.Letters(), [line])._split(line)) == 3
+    assert len(Sampler(words.Letters(), [line]).split(line)) == 3
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_line_is_tokenized_as_a_whole():
     line = "One thing is said. Another thing is said! And a third? Yes."
     made.train_from_iterator([line] * 9, trainers.BpeTrainer(vocab_size=300, show_progress=False))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
-    sentences = Sampler(tokenizer, [line])._split(line)
+    sentences = Sampler(tokenizer, [line]).split(line)
     assert [token for sentence in sentences for token in sentence] == tokenizer(line)["input_ids"]
     assert [tokenizer.decode(sentence).strip() for sentence in sentences] == [
         "One thing is said.", "Another thing is said!", "And a third?", "Yes.",

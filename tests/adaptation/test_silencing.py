@@ -6,7 +6,7 @@ import torch
 import locant
 from locant.adaptation.silencing import with_first
 from tests import hf_models, words
-from tests.adaptations import TOKENS, fitted
+from tests.adaptations import TEXT, TOKENS, fitted
 
 
 def test_the_first_row_and_the_mean_of_the_others_stay():
@@ -35,3 +35,14 @@ def test_a_spec_that_has_first_keeps_it(spec):
         locant.fit(model, each, words.text(), tokenizer=TOKENS, length=16, tokens=64)
     ids = torch.arange(3, 20)[None]
     torch.testing.assert_close(*(model(input_ids=ids).last_hidden_state for model in models))
+
+
+@pytest.mark.parametrize("spec", ["native@recurrent:length=16+local:window=15", "native@recurrent:length=16"])
+def test_the_models_own_table_gets_no_second_first_row(spec):
+    """Short texts keep their outputs: a fit of the model's own mapped positions changes nothing."""
+    assert with_first(spec) == spec
+    model, ids = hf_models.make("bert").eval(), torch.randint(5, 60, (2, 14))
+    before = model(ids).last_hidden_state
+    locant.fit(model, spec, TEXT, tokenizer=TOKENS, length=16, tokens=256)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).last_hidden_state, before, atol=1e-5, rtol=1e-5)

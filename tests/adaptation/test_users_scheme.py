@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForTextEncoding
 
 import locant
-from locant.adaptation import distillation, fitting
+from locant.adaptation import fitting, training
 from tests import hf_models
 from tests.adaptations import adapted, fitted
 from tests.test_project import ROOT, python_blocks
@@ -99,7 +99,7 @@ def test_a_badly_scaled_parameter_is_fitted_by_its_own_scale():
 @pytest.mark.usefixtures("registered")
 def test_a_badly_scaled_parameter_is_trained_by_its_own_scale(monkeypatch):
     monkeypatch.setattr(fitting, "ITERATIONS", 0)  # training alone
-    monkeypatch.setattr(distillation, "SCHEME_RATE", 0.1)
+    monkeypatch.setattr(training, "SCHEME_RATE", 0.1)
     gains = {}
     for spec in ("coarse", "scaled"):
         rows = adapted(cauchy_model(), spec, budget="40steps", train="scheme").rows

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from locant.adaptation import adapting
 from locant.adaptation.windows import Windows
-from tests import hf_models, words
+from locant.hf.sentence_folder import sentence_folder
+from tests import hf_models, sentence_models, words
 from tests.adaptations import TOKENS
 
 
@@ -49,3 +52,17 @@ def test_a_long_text_is_read_in_windows(kind):
     whole = Windows(TOKENS, 16, causal=kind == "gpt2", whole=35)
     torch.testing.assert_close(whole.read(lambda x: (hf_models.output(model, **x),), batch)[0],
                                hf_models.output(model, **batch))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("written", "window"), [("{}", 24), ('{"max_seq_length": null}', 24), ('{"max_seq_length": 30}', 30)]
+)
+def test_the_folder_of_a_sentence_encoder_says_how_long_its_windows_are(tmp_path, written, window):
+    """New folders leave the length to their tokenizer; without such a folder windows have 128 tokens."""
+    folder = sentence_models.save(tmp_path / "model", max_seq_length=24)
+    next(tmp_path.glob("model/sentence_*_config.json")).write_text(written)
+    source, tokenizer = sentence_folder(folder), AutoTokenizer.from_pretrained(folder)
+    assert adapting._windows(tokenizer, 64, source, causal=False).size == window
+    assert adapting._windows(tokenizer, 20, source, causal=False).size == 20  # no more than it can read
+    assert adapting._windows(tokenizer, 64, source, causal=True).size == 64
+    assert adapting._windows(tokenizer, 512, None, causal=False).size == adapting.WINDOW == 128

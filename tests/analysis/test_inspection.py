@@ -93,7 +93,9 @@ def test_two_models_are_quoted_at_the_same_shifts():
 
 def test_a_table_of_two_vectors_has_no_toeplitz_score():
     """From position 1 on it is constant, and R² of a constant would be 1."""
-    sentences = verdict(inspected(locant.swap(hf_models.make("bert"), "tisa+first")))
+    found = inspected(locant.swap(hf_models.make("bert"), "tisa+first"))
+    sentences = verdict(found)
+    assert not any("variance" in each for each in found.notices)  # nor are its components missed
     assert "Its position table has two vectors: one for position 0, and one for all others." in sentences
     assert not any("R²" in each or "dimensions" in each for each in sentences)
     assert any("R²" in each for each in verdict(inspected(hf_models.make("bert"))))

@@ -118,6 +118,7 @@ def test_a_constant_table_leaves_a_notice():
     found = inspected(torch.ones(16, 4))
     assert found.structure is None
     assert any("no variance" in notice for notice in found.notices)
+    assert not found.marks_the_first  # no row differs from the others
 
 
 @pytest.fixture

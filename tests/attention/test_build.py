@@ -203,6 +203,13 @@ def test_what_another_user_put_into_the_cache_is_not_loaded(also, tmp_path, comp
         assert outcome.trouble == f"{cache} belongs to another user ({STRANGER})"
 
 
+def test_an_empty_home_is_no_home(monkeypatch):
+    """Its cache would be in the root of the file system."""
+    for name in ("LOCANT_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(name, "")
+    assert build.cache_folder() is None
+
+
 def test_without_a_home_no_folder_that_others_have_made_is_used(tmp_path, compiler, foreign):
     """The folder that takes the place of the cache is there already, with a foreign library; others can write in it."""
     name = run_build(LOCANT_CACHE=str(tmp_path / "once"), CC=compiler).path.name

@@ -255,3 +255,23 @@ def test_vmap_over_the_positions_of_queries_alone():
         return locant.attend(q, k, v, scheme, q_pos=positions, k_pos=k_pos, impl="eager")
 
     torch.testing.assert_close(torch.func.vmap(run)(q_pos), torch.stack([run(each) for each in q_pos]))
+
+
+def test_why_back_ends_refuse_far_rotations(monkeypatch):
+    monkeypatch.setattr(choice, "_missing_triton", lambda kind, index: None)
+    for impl in ("triton", "sdpa", "flex"):
+        with pytest.raises(ValueError, match=r"rope@selfextend:window=8,size=4 has far rotations"):
+            chosen("rope@selfextend:window=8,size=4", impl=impl)
+
+
+@pytest.mark.parametrize("name", ["triton", "fused"])
+def test_our_kernels_compute_the_smallest_calls_and_refuse_empty_ones(name, monkeypatch):
+    monkeypatch.setattr(choice, "_missing_triton", lambda kind, index: None)
+    monkeypatch.setattr(choice, "_missing_kernel", lambda: None)
+    for sizes in ({"lk": 1, "lq": 1}, {"kv": 1}, {"h": 1, "kv": 1}):
+        q, k, v = cases.tensors(**sizes, dtype=torch.float32)
+        assert choose(prepare(q, k, v, None), name).name == name
+    for few in (slice(None), slice(1)):  # head sizes of 8, and of 1
+        assert choose(prepare(q[..., few], k[..., few], v[..., :1], None), name).name == name
+    with pytest.raises(ValueError, match="a head size is 0"):
+        choose(prepare(q, k, v[..., :0], None), name)

@@ -64,12 +64,20 @@ def test_findings_about_triton(monkeypatch, gpu):
     monkeypatch.setattr(diagnosis.triton, "find_spec", lambda name: object())
     monkeypatch.setattr(diagnosis.metadata, "version", lambda name: "3.9.0")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    capability = [(8, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability[0])
     for agrees, detail in ((True, "the largest error is 0.01"), (False, "the largest error is 0.5")):
         monkeypatch.setattr(verification, "_verdicts", {torch.device("cuda", 0): verification.Verdict(agrees, detail)})
         finding = found(monkeypatch, built)["triton"]
         assert finding.active is (gpu and agrees)
         assert (detail if gpu else "on CPUs only in Triton's interpreter") in finding.detail
         assert ("impl='auto' does not take it" in finding.detail) is (gpu and not agrees)
+    if gpu:
+        capability[0] = (7, 5)
+        finding = found(monkeypatch, built)["triton"]
+        assert (finding.active, finding.detail) == (
+            False, "it needs a GPU of compute capability 8.0 or later; this one has 7.5",
+        )  # fmt: skip
     monkeypatch.setattr(diagnosis.triton, "find_spec", lambda name: None)
     finding = found(monkeypatch, built)["triton"]
     assert (finding.active, finding.detail) == (False, "triton is not installed; pip install 'locant[gpu]'")

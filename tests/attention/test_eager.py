@@ -74,3 +74,27 @@ def test_every_term_beside_a_rotation_that_widens_to_float64(other, step):
         *(x.double() for x in tensors), scheme.double(), q_pos=pos, k_pos=pos, causal=True, impl="eager"
     )
     torch.testing.assert_close(out, truth.float(), rtol=1e-4, atol=1e-5)
+
+
+class Wide(locant.Scheme):
+    """A logit of each pair in a dtype of its own."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def terms(self, r):
+        def pair(q, k, q_pos, k_pos, **_):
+            return -(q_pos[:, None, :, None] - k_pos[:, None, None, :]).abs().to(self.dtype)
+
+        return locant.Terms(pair=pair)
+
+
+@pytest.mark.parametrize("impl", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_logit_of_a_pair_may_have_any_dtype(dtype, impl):
+    """torch's kernel refuses a mask in another dtype than float32 or that of the queries."""
+    q, k, v = cases.tensors(dtype=torch.float32)
+    distance = (torch.arange(9)[:, None] - torch.arange(9)).abs()
+    expected = torch.softmax(q @ k.mT * 8**-0.5 - distance, dim=-1) @ v
+    torch.testing.assert_close(locant.attend(q, k, v, Wide(dtype), impl=impl), expected, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,9 @@ import torch
 import locant
 from locant.attention import flex
 from locant.attention.request import prepare
+from locant.terms import Sides
 from tests import cases
+from tests.attention.test_sides import Everything
 
 pytest.importorskip("torch.nn.attention.flex_attention", reason="this torch has no FlexAttention; returns with ≥ 2.5")
 
@@ -52,6 +54,13 @@ def test_equal_to_eager(spec):
     gap = torch.arange(140) + 300 * (torch.arange(140) > 70)
     call(scheme, 140, 140, q_pos=gap, k_pos=gap)
     call(scheme, 20, 20, mask=torch.zeros(2, 20, dtype=torch.bool))  # zeros, because no key is visible
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("spec", ["t5:buckets=8,max_distance=3", "toeplitz:clip=2"])
+def test_a_decoding_step_beyond_the_reach(spec):
+    """The table of a decoding step has room for the next steps, so it has more columns than the reach."""
+    call(cases.build(spec), 1, 40, causal=True)
 
 
 def test_unsupported_calls_raise_with_the_reason():
@@ -244,3 +253,28 @@ def test_a_vector_without_a_reach_is_refused(monkeypatch):
     monkeypatch.setattr(Queries, "reach", None)
     with pytest.raises(ValueError, match="without a reach"):
         call(Queries(), 9, 9)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_vectors_levels_and_temperatures_of_each_token():
+    torch.manual_seed(0)
+    scheme = Everything(n_heads=4, d_model=5)
+    call(scheme, 9, 9, x=torch.randn(2, 9, 5))
+    call(scheme, 3, 140, x=torch.randn(2, 140, 5), causal=True)
+
+
+class Levels(locant.Scheme):
+    """Levels as after many tokens: large, and nearly equal."""
+
+    has_levels = True
+
+    def sides(self, tokens):
+        q_pos, k_pos = (x.double().sin()[:, None] for x in (tokens.q_pos, tokens.k_pos))
+        return Sides(query_level=1e7 + q_pos, key_level=-1e7 - k_pos)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_large_levels_of_queries_and_keys_cancel_before_they_are_rounded():
+    """float32 has no number between 1e7 and 1e7 + 1."""
+    call(Levels(), 9, 9)
+    call(Levels(), 3, 140, causal=True)

@@ -96,6 +96,18 @@ def test_strides(operators):
         same(scheme, [layout(x) for x in tensors(2, 4, 4, 2, KEYS, 8)], operators)
 
 
+@pytest.mark.parametrize(("query", "keys"), [(0, (0, 5, 2**62)), (2**62, (0, 1, 2**61))])
+def test_without_a_window_no_key_is_too_far_away(query, keys, operators):
+    """Not at the largest and the smallest offset either."""
+    torch.manual_seed(4)
+    scheme, given = build_scheme("toeplitz:clip=3", 4, 8), tensors(1, 4, 4, 1, 3, 8)
+    where = {"q_pos": torch.tensor([query]), "k_pos": torch.tensor(keys)}
+    same(scheme, given, operators, **where)
+    with torch.no_grad():
+        found, truth = (locant.attend(*given, scheme, impl=impl, **where) for impl in ("fused", "eager"))
+    torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-5)
+
+
 class Mode(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return function(*args, **(kwargs or {}))

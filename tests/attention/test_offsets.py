@@ -1,5 +1,6 @@
 """The offsets of a call: which there are, and the column of each pair."""
 
+import pytest
 import torch
 
 from locant.attention.offsets import find_offsets
@@ -59,3 +60,13 @@ def test_large_gaps_have_a_list():
     assert found.lo == -1
     assert found.inverse.tolist() == [[[1, 3], [0, 2]]]
     check_columns(found, q_pos, k_pos)
+
+
+@pytest.mark.parametrize("reach", [None, 3])
+@pytest.mark.parametrize(("query", "key"), [(0, 2**62 + 1), (2**62 + 1, 0), (-(2**62), 2**62), (2**63 - 1, -(2**63))])
+def test_positions_that_are_too_far_apart(query, key, reach):
+    """Differences beyond int64 have another sign, and back ends add to offsets."""
+    for q_pos in ([[query]], [[query, 0]]):
+        with pytest.raises(ValueError, match=r"more than 2\*\*62 apart"):
+            offsets(q_pos, [[key, 0]], reach)
+    offsets([[0]], [[2**62, -(2**62)]], reach)

@@ -24,6 +24,8 @@ from tests import cases
         ({"mask": torch.ones(2, 9, 9, dtype=torch.bool)}, ValueError, r"mask must be .*; got \[2, 9, 9\]"),
         ({"mask": torch.ones(2, 3, 9, 9, dtype=torch.bool)}, ValueError, r"mask must be .*; got \[2, 3, 9, 9\]"),
         ({"scale": float("nan")}, TypeError, r"scale must be a finite number, got nan"),
+        ({"scale": float("inf")}, TypeError, r"scale must be a finite number, got inf"),
+        ({"scale": -float("inf")}, TypeError, r"scale must be a finite number, got -inf"),
         ({"scale": torch.ones(())}, TypeError, r"scale must be a finite number, got tensor"),
         ({"causal": "false"}, TypeError, r"causal must be True or False, got 'false'"),
         ({"q_pos": torch.arange(9).to(torch.uint64)}, TypeError, r"q_pos must hold integers, got torch.uint64"),

@@ -396,3 +396,16 @@ def test_a_second_derivative_raises_in_words(spec):
     assert all(torch.equal(x, y) for x, y in zip(first, plain, strict=True))  # the first one works
     with pytest.raises(NotImplementedError, match="impl='fused' or impl='eager'"):
         sum(x.square().sum() for x in first).backward()
+
+
+def test_a_first_derivative_that_may_be_differentiated_again_works_for_frozen_queries():
+    """The kernel then has a gradient of the keys and values alone."""
+    q = torch.randn(1, 2, 5, 8)
+    k, v = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(2))
+
+    def gradients(impl):
+        out = locant.attend(q, k, v, causal=True, impl=impl)
+        return torch.autograd.grad(out.square().sum(), [k, v], create_graph=True)
+
+    for ours, truth in zip(gradients("sdpa"), gradients("eager"), strict=True):
+        torch.testing.assert_close(ours, truth)

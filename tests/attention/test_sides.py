@@ -275,3 +275,62 @@ def test_far_rotations_without_queries(batch, queries):
     scheme = locant.scheme("rope@selfextend:window=8,size=4", n_heads=2, head_dim=8, d_model=16)
     q, k = torch.randn(batch, 2, queries, 8), torch.randn(batch, 2, 5, 8)
     assert attend(q, k, k, scheme).shape == q.shape
+
+
+class Spread(Scheme):
+    """Side vectors that sequences or heads share, or the same ones in full."""
+
+    pairwise, reach = False, CLIP
+
+    def __init__(self, rows: int, heads: int, *, full: bool) -> None:
+        super().__init__()
+        self.rows, self.heads, self.full = rows, heads, full
+        generator = torch.Generator().manual_seed(1)
+        self.table = torch.randn(H, 2 * CLIP + 1, 2, dtype=torch.float64, generator=generator)
+
+    def terms(self, r):
+        table = self.table[:, r.clamp(-CLIP, CLIP) + CLIP]
+        return Terms(query_side=table, key_side=-table)
+
+    def sides(self, tokens):
+        def vectors(length):
+            found = torch.randn(B, H, length, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(length))
+            found = found[: self.rows, : self.heads]
+            return found.expand(B, H, -1, -1).contiguous() if self.full else found
+
+        return Sides(query=vectors(tokens.q.shape[2]), key=vectors(tokens.k.shape[2]))
+
+
+@pytest.mark.parametrize("beside", [None, "shaw:clip=2,values=false"])
+@pytest.mark.parametrize(("rows", "heads"), [(1, 1), (B, 1), (1, H)])
+def test_side_vectors_may_be_the_same_for_all_sequences_or_heads(given, rows, heads, beside):
+    """Also next to a scheme that multiplies the queries themselves, and for fewer queries than keys."""
+    q, k, v = given[:3]
+    q = q[:, :, -3:]
+    torch.manual_seed(0)
+    other = None if beside is None else locant.scheme(beside, n_heads=H, head_dim=D).double()
+    shared, full = (Spread(rows, heads, full=full) for full in (False, True))
+    if other is not None:
+        shared, full = Sum(shared, other), Sum(full, other)
+    wanted = locant.attend(q, k, v, full, impl="eager")
+    assert not torch.allclose(wanted, locant.attend(q, k, v, other, impl="eager"))
+    for impl in ("eager", "sdpa"):
+        torch.testing.assert_close(locant.attend(q, k, v, shared, impl=impl), wanted)
+
+
+def test_hidden_states_of_any_width_for_a_scheme_that_reads_none(given):
+    q, k, v, x, _ = given
+    assert torch.equal(locant.attend(q, k, v, None, x=x[..., :2]), locant.attend(q, k, v))
+    with pytest.raises(ValueError, match=r"x must be \[2, 7, d_model\], .*; got \[2, 3, 5\]"):
+        locant.attend(q, k, v, None, x=x[:, :3])
+
+
+def test_vmap_over_positions_with_one_tensor_x(given):
+    """Under vmap nobody can read whether the queries are the last of the keys."""
+    q, k, v, x, _ = given
+    scheme, pos = ReadsQueries(n_heads=H, d_model=W), torch.stack([torch.arange(L), torch.arange(L) * 2])
+
+    def run(pos):
+        return locant.attend(q, k, v, scheme, x=x, q_pos=pos, k_pos=pos, impl="eager")
+
+    torch.testing.assert_close(torch.func.vmap(run)(pos), torch.stack([run(each) for each in pos]))

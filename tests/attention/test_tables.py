@@ -335,3 +335,21 @@ def test_another_class_with_the_same_terms_changes_the_tables():
         fresh = locant.attend(q, k, v, copy.deepcopy(scheme), impl="eager")
     assert not torch.equal(before, after)
     assert torch.equal(after, fresh)
+
+
+@pytest.mark.parametrize("run", [step, whole])
+def test_a_wider_call_after_a_narrow_one_has_tables_of_its_own(run):
+    """The bias of this scheme is computed in float64, and float32 would round it."""
+    scheme, tensors = cases.build("sandwich:width=16"), cases.tensors(lq=30, lk=30)
+    expected = run(copy.deepcopy(scheme), *tensors, 30)
+    run(scheme, *(x.float() for x in tensors), 30)
+    assert torch.equal(run(scheme, *tensors, 30), expected)
+
+
+@pytest.mark.parametrize("run", [step, whole])
+def test_a_scheme_that_has_moved_to_another_device_is_not_served_from_the_cache(run):
+    scheme, tensors = cases.build("tisa").float(), cases.tensors(lq=30, lk=30, dtype=torch.float32)
+    run(scheme, *tensors, 30)
+    scheme.to("meta")
+    with pytest.raises(RuntimeError, match="device"):
+        run(scheme, *tensors, 30)

@@ -19,10 +19,12 @@ from locant.attention.triton.__main__ import main
 from tests import cases
 from tests.attention.test_fused import Clipped, build_scheme, check, compare, expect, results, tensors
 from tests.attention.test_fused_sides import NUMBERS, Distant, Numbers, Vectors
+from tests.attention.test_softcap_and_sinks import gradients_under_a_flat_cap
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None or torch.cuda.is_available(),
-    reason="no triton (make gpu-proof installs it), or a GPU (then --selftest of the back end compares with eager)",
+    reason="no triton (make runs these tests in an environment that has it), or a GPU (then --selftest of the back end "
+    "compares with eager)",
 )
 
 
@@ -120,6 +122,10 @@ def test_half_precision_under_a_softcap_with_sinks(dtype):
     ours(scheme, tensors(1, 2, 1, LQ, LK, 8, dtype=dtype), softcap=2.5, sinks=torch.randn(2), causal=True)
 
 
+def test_gradients_where_the_cap_is_nearly_flat():
+    gradients_under_a_flat_cap("triton")
+
+
 def test_other_head_sizes_and_more_sequences():
     """A head size that is no power of 2, values of another one, and no shared heads."""
     ours(build_scheme("tisa", 2, 20), tensors(2, 2, 2, LQ, LQ, 20, 5), sinks=torch.randn(2))
@@ -131,6 +137,26 @@ def test_rotations_may_widen():
         locant.scheme("rope", head_dim=8), locant.scheme("huang4:clip=3", n_heads=2, head_dim=8)
     )
     ours(scheme, tensors(1, 2, 1, LQ, LQ, 8, dtype=torch.bfloat16), causal=True)
+
+
+@pytest.mark.parametrize("places", [0, 1], ids=["the last is 2^63 - 2", "the last is 2^63 - 1"])
+def test_positions_near_the_largest_number(places):
+    """Places behind the last query and the last key of a tile have no position beyond int64."""
+    last = 2**63 - 2 + places
+    q_pos, k_pos = last - LQ + 1 + torch.arange(LQ), last - LK + 1 + torch.arange(LK)
+    scheme = Clipped("query")
+    ours(scheme, tensors(1, 2, 1, LQ, LK, 8), q_pos=q_pos, k_pos=k_pos, causal=True)
+    q_pos[3] -= 2**61  # scattered
+    ours(scheme, tensors(1, 2, 1, LQ, LK, 8), q_pos=q_pos, k_pos=k_pos, causal=True)
+
+
+def test_a_gain_that_float16_cannot_hold():
+    """Queries times gains are operands of a product: beyond 65504 they would be infinite in float16."""
+    torch.manual_seed(1)
+    scheme, (q, k, v) = Clipped("vector gain"), tensors(1, 2, 1, LQ, LQ, 8, dtype=torch.float16)
+    with torch.no_grad():
+        scheme.table.mul_(1e5)
+    ours(scheme, (q, k * 2**-12, v * 2**-6))  # small values keep the gradient of k within float16
 
 
 @pytest.mark.parametrize("mistake", ["sign of r", "one column off", "factor 1.001"])
@@ -246,8 +272,69 @@ def test_block_sizes_are_powers_of_2(width, itemsize, capability):
     for kind in KINDS:
         for kernel in ("forward", "backward_queries", "backward_keys"):
             found = choose_blocks(width, kind, itemsize, capability, kernel)
-            assert all(size in (32, 64, 128) for size in found[:2])
+            assert all(size in (16, 32, 64, 128) for size in found[:2])
             assert found.queries == found.keys or kind != "vectors"  # a band is twice a tile then
+
+
+def test_vectors_of_a_table_count_for_the_size_of_a_tile(monkeypatch):
+    """Vectors of q and of a side together may be wider than the head size."""
+    from locant.attention.triton import launch
+
+    asked = []
+    monkeypatch.setattr(launch, "choose_blocks", lambda width, *rest: asked.append((width, rest[0])) or blocks)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    blocks = launch.INTERPRETED
+    scheme = locant.schemes.Sum(build_scheme("huang4:clip=3", 2, 8), Vectors(5, 3, heads=2))
+    for by in (scheme, build_scheme("tisa", 2, 8)):
+        made = launch.Launch(triton.make_call(prepare(*tensors(1, 2, 1, LQ, LK, 8), by)))
+        made.interpreted = False
+        made.blocks("forward")
+    assert asked == [(13, "vectors"), (8, "numbers")]
+
+
+class Device:
+    """A kernel on a device that holds tiles of 16 × 16, with one stage of loads."""
+
+    def __init__(self, kernel):
+        self.kernel, self.tried = kernel, []
+
+    def __getitem__(self, grid):
+        from triton.runtime.errors import OutOfResources
+
+        def run(**arguments):
+            form, stages = arguments["C"], arguments["num_stages"]
+            self.tried.append((form.block_m, form.block_n, stages))
+            if self.tried[-1] != (16, 16, 1):
+                raise OutOfResources(2, 1, "shared memory")
+            self.kernel[grid](**arguments)
+
+        return run
+
+
+def test_tiles_that_do_not_fit_on_the_device_become_smaller(monkeypatch):
+    """Forward and backward. What fits is remembered; sizes that the caller gave are not changed."""
+    from triton.runtime.errors import OutOfResources
+
+    from locant.attention.triton import kernels, launch
+    from locant.attention.triton.blocks import Blocks, smaller
+
+    monkeypatch.setattr(launch, "_fitting", {})
+    monkeypatch.setattr(launch, "INTERPRETED", Blocks(64, 32, 1, 2))
+    devices = {name: Device(getattr(kernels, name)) for name in ("forward", "backward_queries", "backward_keys")}
+    for name, device in devices.items():
+        monkeypatch.setattr(kernels, name, device)
+    scheme, given = build_scheme("huang1:clip=3", 2, 8), tensors(1, 2, 1, LQ, LK, 8)
+    ours(scheme, given, causal=True)
+    assert devices["forward"].tried == [(64, 32, 2), (64, 32, 1), (32, 16, 1), (16, 16, 1)]
+    tried = [(64, 32, 1), (64, 32, 1), (32, 16, 1), (16, 16, 1)]  # gradients of tables have scratch memory: one stage
+    assert devices["backward_queries"].tried == tried
+    ours(scheme, given, causal=True)
+    assert all(device.tried[4:] == [(16, 16, 1)] for device in devices.values())
+    call = triton.make_call(prepare(*given, scheme))
+    out, lse = torch.empty(1, 2, LQ, 8), torch.empty(1, 2, LQ, 2)
+    with pytest.raises(OutOfResources):
+        launch.Launch(call, Blocks(32, 32, 1, 1)).forward(out, lse)
+    assert smaller(Blocks(16, 16, 8, 1)) is None
 
 
 def test_second_gradients():
@@ -387,14 +474,49 @@ def test_selftest_without_the_interpreter(monkeypatch, capsys):
         ({"k_pos": torch.arange(9) * 1000, "scheme": locant.scheme("tisa", n_heads=4)}, "positions with large gaps"),
         ({"given": cases.tensors(lq=9, lk=9)}, "from float32, bfloat16 or float16 tensors; these are torch.float64"),
         ({"given": tensors(1, 1, 1, 3, 3, 300)}, "vectors of up to 256 numbers; here they have 300"),
+        (
+            {"given": tensors(1, 1, 1, 3, 3, 136), "scheme": locant.scheme("huang4:clip=3", n_heads=1, head_dim=136)},
+            "a tile of torch.float32 with tables of vectors holds vectors of up to 128 numbers; here they have 136",
+        ),
     ],
-    ids=["pair", "far", "weights", "additive", "gaps", "float64", "wide"],
+    ids=["pair", "far", "weights", "additive", "gaps", "float64", "wide", "wide vectors"],
 )
 def test_what_it_refuses(change, reason):
     change = dict(change)
     given = change.pop("given", None) or cases.tensors(dtype=torch.float32)
     with pytest.raises(ValueError, match=f"impl='triton' cannot do this: .*{reason}"):
         locant.attend(*given, change.pop("scheme", None), impl="triton", **change)
+
+
+def test_wide_vectors_in_bfloat16_and_without_tables_of_vectors():
+    """bfloat16 has operands of 16 bits. A bias is no operand of a product."""
+    wide = tensors(1, 1, 1, 3, 3, 136)
+    huang4 = locant.scheme("huang4:clip=3", n_heads=1, head_dim=136)
+    assert choice.triton_unsupported(prepare(*(x.bfloat16() for x in wide), huang4)) is None
+    assert choice.triton_unsupported(prepare(*(x.half() for x in wide), huang4)) is not None
+    assert choice.triton_unsupported(prepare(*wide, locant.scheme("tisa", n_heads=1))) is None
+
+
+def test_dropout_is_refused_while_a_graph_is_captured(monkeypatch):
+    """The seed is a number among the arguments: every replay would drop the same weights."""
+    given = cases.tensors(dtype=torch.float32)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capturing in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
+        reasons = [choice.triton_unsupported(prepare(*given, None, dropout=p)) for p in (0.5, 0.0)]
+        assert reasons == ["a CUDA graph would drop the same weights at every replay" if capturing else None, None]
+
+
+def test_gpus_that_it_refuses(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: {0: (7, 5), 1: (8, 0)}[index])
+    assert choice._missing_triton("cuda", 0) == ("it needs a GPU of compute capability 8.0 or later; this one has 7.5")
+    assert choice._missing_triton("cuda", 1) is None
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    assert choice._missing_triton("cuda", 1) == "it runs on GPUs of NVIDIA, and this torch is for those of AMD"
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # fake tensors
+    assert choice._missing_triton("cuda", 0) is None
 
 
 def test_without_the_interpreter_it_refuses_cpus(monkeypatch):

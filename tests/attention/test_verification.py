@@ -202,3 +202,18 @@ def test_compiled_code_verifies_too(on_a_gpu, monkeypatch):
     found = compiled(*given)
     assert len(threads) == 1
     torch.testing.assert_close(found, locant.attend(*given, scheme, impl="eager"), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_are_checked_with_the_dtypes_of_training(on_a_gpu, monkeypatch):
+    """Autograd gives a kernel the gradient of its output in the dtype of the output, also for inputs in bfloat16."""
+    seen = []
+
+    class Recording(Kernel):
+        def backward(self, grad, out, lse, wanted, *call):
+            seen.append((Call(*call).q.dtype, grad.dtype, out.dtype))
+            return super().backward(grad, out, lse, wanted, *call)
+
+    monkeypatch.setattr(triton, "OPERATORS", Recording())
+    assert verification.verdict(CPU).agrees
+    assert {q for q, _, _ in seen} == {torch.bfloat16, torch.float32}
+    assert all(grad == out for _, grad, out in seen)

@@ -87,3 +87,14 @@ def test_one_who_stops_the_command_is_told_how_to_go_on(tmp_path, monkeypatch):
     assert found.exit_code == 130, found.output
     assert "the same command continues" in found.output
     assert "error" not in found.output
+
+
+def test_the_command_shows_the_contrastive_stage(tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(words.text(400)))
+    found = locant_command("adapt", bert.save(tmp_path / "model"), "tisa:kernels=2", "--text", tmp_path / "text.txt",
+                           "-o", tmp_path / "out", "--budget", "2steps", "--contrast", "2steps", "--length",
+                           200)  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert "the contrastive stage" in found.output
+    assert "before contrast" in found.output
+    assert (tmp_path / "out" / "contrast.csv").read_text().startswith("step,retrieval,agreement,seconds")

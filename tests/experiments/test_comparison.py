@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from transformers import AlbertConfig, GPT2Config
+from transformers.activations import ACT2FN
 
 from locant.experiments import arms, comparison
 from locant.experiments.presets import SCRATCH, find_preset
@@ -77,6 +79,12 @@ class TestSchemes:
 
 
 class TestTheSameForAll:
+    def test_the_activation_is_that_of_the_family(self):
+        """GPT-2 and ALBERT have `gelu_new`, which transformers computes in eight operations."""
+        x = torch.linspace(-6, 6, 101, dtype=torch.float64)
+        torch.testing.assert_close(ACT2FN[arms.GELU](x), ACT2FN["gelu_new"](x), rtol=1e-12, atol=1e-14)
+        assert (GPT2Config().activation_function, AlbertConfig().hidden_act) == ("gelu_new", "gelu_new")
+
     def test_weights_agree_wherever_shapes_do(self, tmp_path, words):
         found = begin(tmp_path, words)
         here = load_setting(found.work, tmp_path / comparison.DATA)

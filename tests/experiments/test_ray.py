@@ -67,6 +67,7 @@ def test_a_step_is_timed_on_the_cluster_also_with_a_scheme_of_the_user(cluster, 
     assert _timed(work, "nothing", whole / DATA).startswith("nothing cannot be trained on ")
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_shared(cluster, whole, tmp_path):
     run = open_folder(whole).runs()[0]
     with pytest.raises(OSError, match="must share the output folder"):

@@ -61,6 +61,18 @@ def test_stacks_of_unequal_depth(tmp_path):
 def test_stacks_that_differ_are_refused_in_plain_words():
     with pytest.raises(NotImplementedError, match=r"in different ways \(encoder: none, decoder: bias\)"):
         finding._common("made-up", {"encoder": Nothing(), "decoder": Biases(("a",))})
+    tables = {"encoder": CarriedTable("table", row=0), "decoder": CarriedTable("table", row=2)}
+    message = r"in the same way \(encoder: absolute, decoder: absolute\), with other settings in each"
+    with pytest.raises(NotImplementedError, match=message):
+        finding._common("made-up", tables)
+
+
+@pytest.mark.parametrize(("kind", "causal"), [("splinter", False), ("biogpt", True)])
+def test_two_tokens_show_whether_a_model_is_causal(kind, causal):
+    """A model may have no more positions than that."""
+    model = make(kind)
+    for tokens in ([[5, 6]], [[5, 6, 7, 8]]):
+        assert finding._is_causal(model, model, torch.tensor(tokens)) == causal
 
 
 @pytest.mark.parametrize("buckets", [10, 11])

@@ -177,7 +177,7 @@ def test_own_positions_within_a_map_in_words():
     for spec, problem in (
         ("native@selfextend:window=8,size=2", "selfextend"),
         ("native@gruped:size=2", "unknown map 'gruped'"),
-        ("native@grouped:size=2+tisa", "keep_native=True"),
+        ("native@grouped:size=2+tsia", "unknown scheme 'tsia'"),
     ):
         with pytest.raises(ValueError, match=problem):
             locant.swap(model, spec)
@@ -198,3 +198,21 @@ def test_left_padding_does_not_move_the_groups_of_a_rotary_model(spec):
     mask[:, 0] = 0
     got = model(input_ids=padded, attention_mask=mask)[0][:, 1:]
     torch.testing.assert_close(got, model(input_ids=ids)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_scheme_beside_mapped_native_positions():
+    """A table that starts again, and attention to neighbours: short texts as they were, long texts in one pass."""
+    model = make("bert").eval()
+    ids = torch.randint(5, 60, (2, 12))
+    with torch.no_grad():
+        before = model(ids).last_hidden_state
+        locant.swap(model, "native@recurrent:length=16+local:window=15")
+        torch.testing.assert_close(model(ids).last_hidden_state, before, atol=1e-5, rtol=1e-5)
+        long = torch.randint(5, 60, (1, 90))
+        other = long.clone()
+        other[0, -1] = 4
+        locant.swap(model, "native")
+        locant.swap(model, "native@recurrent:length=16+local:window=3,first=false")
+        changed = (model(long).last_hidden_state != model(other).last_hidden_state).any(-1)[0]
+    assert int(changed.int().argmax()) == long.shape[1] - 1 - 3 * model.config.num_hidden_layers
+    assert "local:window=3,first=false" in str(locant.native(model))

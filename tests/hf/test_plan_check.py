@@ -124,6 +124,13 @@ def test_older_folders_lack_some_entries(data):
         ),
         ((*LAYER, "n_heads"), 2, "n_heads of encoder.layer.1.* is 2 in the plan; the model has 4"),
         ((*LAYER, "head_dim"), 4, "head_dim of encoder.layer.1.* is 4 in the plan; the model has"),
+        (("stacks", 0, "embed"), "alibi", "embed of a stack is alibi, which adds nothing to token embeddings"),
+        (
+            (*LAYER, "scheme"),
+            "sinusoidal",
+            r"the scheme of encoder\.layer\.1\..* is sinusoidal, but sinusoidal is added to",
+        ),
+        ((*LAYER, "scheme"), "alibi+learned:length=9", r"is alibi\+learned:length=9, but learned:length=9 is added to"),
     ],
 )
 def test_a_plan_for_another_model(path, value, words, data, swapped):

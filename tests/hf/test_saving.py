@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertModel,
+)
 
 import locant
 from locant.hf import WordOrderWarning
@@ -213,9 +219,59 @@ def test_a_folder_of_an_older_locant_opens(folder):
     path = folder / "config.json"
     config = json.loads(path.read_text())
     plan = config["locant"]["locant"]
-    del plan["unlearned"], plan["stacks"][0]["native_count"]
+    del plan["unlearned"], plan["digest"], plan["stacks"][0]["native_count"]
     path.write_text(json.dumps(config))
     assert locant.native(locant.load(folder)).kind == "swapped"
+
+
+@pytest.mark.parametrize(
+    ("spec", "change"),
+    [
+        ("alibi", lambda stack: stack["layers"][1].update(scheme="nope")),
+        ("alibi", lambda stack: [layer.update(scheme="alibi:scaled=true") for layer in stack["layers"]]),
+        ("first+tisa", lambda stack: stack.update(native_count=True)),
+    ],
+)
+def test_another_valid_plan_is_not_the_one_that_was_saved(tmp_path, spec, change):
+    """No weight contradicts another scheme without parameters, so the plan has a digest."""
+    locant.swap(make("llama"), spec).save_pretrained(tmp_path)
+    locant.load(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    plan = config["locant"]["locant"]
+    change(plan["stacks"][0])
+    for layer in plan["stacks"][0]["layers"]:
+        layer["same_as"] = layer["module"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="the plan is not the one that was saved"):
+        locant.load(tmp_path)
+    del plan["digest"]  # an editor who knows
+    path.write_text(json.dumps(config))
+    locant.load(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"])
+def test_a_weight_that_is_missing_is_not_made_up(tmp_path, key):
+    """transformers fills in random numbers, and warns."""
+    locant.swap(make("llama", AutoModelForCausalLM), "tisa").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    del weights[key]
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(ValueError, match=f"missing_keys: {key}"):
+        locant.load(tmp_path)
+    if key == "lm_head.weight":
+        locant.load(tmp_path, AutoModel)  # a model without a head does not need it
+
+
+def test_numbers_of_a_scheme_that_are_not_finite(folder):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if name.endswith("locant.amplitude"))
+    weights[name][0, 0] = float("nan")
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"amplitude of tisa.* not finite"):
+        locant.load(folder)
 
 
 def test_pushing_while_saving_would_push_the_wrong_config(tmp_path):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import locant
 from locant import Scheme
 from locant.attention.sides import NotCausal, Remembered
+from locant.hf import states
 from locant.terms import Sides, Terms
 from tests import hf_models
 
@@ -216,3 +217,31 @@ def test_a_saved_model_reads_as_before(tmp_path):
 def test_a_temperature_alone_is_proved_far_away():
     model = locant.swap(hf_models.make("llama").eval(), "logn:n0=512")
     assert str(locant.native(model).stacks[0].layers[0]) == "logn:n0=512"
+
+
+class Reading(torch.nn.Module):
+    """As an attention module: what it computes from is held while it runs."""
+
+    def __init__(self, scheme):
+        super().__init__()
+        self.scheme = scheme
+
+    def forward(self, hidden_states):
+        x, _ = states.held(self, self.scheme, hidden_states.shape[1], hidden_states.shape[1])
+        return 2 * x
+
+
+def test_compiled_code_reads_the_states_of_its_own_call():
+    module = Reading(Mixing(n_heads=1, d_model=4))
+    with pytest.raises(RuntimeError, match="Reading holds no hidden states for mixing; swap the model again"):
+        module(torch.ones(1, 3, 4))
+    states.hold(module)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    for value in (1.0, 2.0):
+        x = torch.full((1, 3, 4), value)
+        assert torch.equal(compiled(x), 2 * x)
+        assert torch.equal(module(x), 2 * x)
+    with pytest.raises(RuntimeError, match="mixing reads hidden states, and Reading received none"):
+        type(module).forward(module, x)
+    states.release(module)
+    assert "forward" not in vars(module)

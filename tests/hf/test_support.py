@@ -24,6 +24,9 @@ def test_families_say_how_they_are_known():
     assert found["deberta-v2"].how == "by a seam"
     assert found["lilt"].how == "refused"
     assert str(found["llama"]) == "llama: listed (rotary)"
+    assert str(found["bloom"]) == "bloom: by a seam (bias)"
+    assert str(found["xlm"]) == "xlm: by a seam (how positions enter is found by running the model)"
+    assert str(found["convbert"]) == f"convbert: refused ({REFUSED['convbert']})"
 
 
 @pytest.mark.parametrize(

@@ -443,7 +443,6 @@ def unchanged(model, before):
     [
         ("hunag4", ValueError, "did you mean 'huang4'"),
         (["tisa"], ValueError, "needs one per layer: got 1 for 2 attention modules"),
-        (lambda: locant.scheme("tisa", n_heads=3), ValueError, r"built for n_heads=3, encoder\.layer\.0\..* has 4"),
         (lambda: locant.scheme("learned", d_model=7), ValueError, "built for d_model=7, the token embeddings have 32"),
         (["learned:length=8", "nope"], ValueError, "absolute positions are added once"),
     ],
@@ -456,6 +455,18 @@ def test_bad_specs_leave_the_model_as_it_was(spec, error, message):
     with pytest.raises(error, match=message):
         locant.swap(model, spec() if callable(spec) else spec)
     unchanged(model, before)
+    assert torch.equal(output(model, **given), expected)
+
+
+def test_a_scheme_that_was_built_for_other_heads_is_refused():
+    model, given = make("bert"), inputs("bert")
+    expected = output(model, **given)
+    for scheme, message in (
+        (locant.scheme("tisa", n_heads=3), r"tisa was built for n_heads=3, encoder\.layer\.0\..* has 4"),
+        (locant.scheme("rope", head_dim=16), r"rope.* was built for head_dim=16, encoder\.layer\.0\..* has 8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            locant.swap(model, scheme)
     assert torch.equal(output(model, **given), expected)
 
 

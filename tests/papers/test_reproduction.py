@@ -12,8 +12,9 @@ from locant.papers.claim import Measured, Part
 from locant.papers.place import Place
 from locant.papers.reproduction import NOT_RUN
 from locant.papers.rules import CONFIRMED, CONTRADICTED, Criterion, Larger
-from locant.papers.steps import Adapting, Joining, Measuring, Training, joined, source, unique
-from locant.runs import run_folder
+from locant.papers.steps import Adapting, Input, Joining, Measuring, Step, Training, joined, source, unique
+from locant.papers.steps import made as model_made
+from locant.runs import files, run_folder
 from locant.runs.run_folder import Busy, held
 from tests.papers import made_up
 from tests.papers.made_up import PAPER, Positive
@@ -49,7 +50,7 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert made_up.CALLS == ["numbers", "fails", "fails"]  # a step that failed is tried again
 
 
-def test_findings_are_enough_to_continue(tmp_path):
+def test_a_claim_with_a_finding_needs_no_steps(tmp_path):
     first = reproduction.begin(PAPER, "quick", tmp_path / "first", None)
     before = run(first, PAPER.claims[:1])
     second = tmp_path / "second"
@@ -64,8 +65,72 @@ def test_findings_are_enough_to_continue(tmp_path):
     assert made_up.CALLS == ["numbers", "numbers"]  # another claim needs the step that was not kept
 
 
+@dataclasses.dataclass(frozen=True)
+class Making(Step):
+    """A step that leaves a model and a number."""
+
+    name: str
+    made: Input | None = None  # a model that it reads
+
+    def run(self, at, progress):
+        made_up.CALLS.append(self.name)
+        assert self.made is None or self.made.path(at).exists()
+        made(at.model(self.name))
+        return {"calls": len(made_up.CALLS)}
+
+    def operations(self, at):
+        return 1.0
+
+    def is_there(self, at):
+        return at.model(self.name).exists()
+
+
+def test_numbers_of_steps_are_enough_to_continue(tmp_path):
+    """What a finished step made is made again if a step that is not done reads it, and only then."""
+    at = Place(tmp_path, tmp_path, None, None)
+    one, unread = Making("one"), Making("unread")
+    two = Making("two", model_made("one"))
+    three = Making("three", model_made("two"))
+    steps = [one, unread, two, three]
+    assert two.reads == {"one"}
+    assert reproduction.remaining(steps, at) == steps
+    for step in (one, unread, two):
+        reproduction._do(step, at, lambda share: None)
+    assert reproduction.remaining(steps, at) == [three]
+    shutil.rmtree(tmp_path / "models")
+    assert reproduction.remaining([one, unread, two], at) == []
+    assert reproduction.remaining(steps, at) == [one, two, three]
+    made(at.model("two"))
+    assert reproduction.remaining(steps, at) == [three]  # nothing needs the model of `one`
+    before = at.mark("two").read_text()
+    made(at.model("one"))
+    reproduction._do(two, at, lambda share: None)
+    assert at.mark("two").read_text() == before  # claims may have read its numbers
+
+
+def test_what_a_step_reads_is_found_in_its_function(tmp_path):
+    at = reproduction.Place(tmp_path, tmp_path, None, find_paper("variance").sizes["small"])
+    steps = unique(step for claim in find_paper("variance").claims for step in claim.steps(at))
+    reads = {step.name: step.reads for step in steps}
+    assert reads["variance-trace-clm-rope-s1"] == {"variance-clm-rope"}
+    assert reads["variance-bigrams"] == {"variance-clm-nope"}
+    assert reads["variance-stories"] == {"variance-stories-nope"}
+    assert reads["variance-clm-nope"] == set()
+
+
+@pytest.mark.parametrize("paper", [find_paper(name) for name in NAMES], ids=lambda paper: paper.name)
+def test_a_step_comes_after_those_that_it_reads(paper, tmp_path):
+    for size in paper.sizes.values():
+        at = Place(tmp_path, tmp_path, None, size)
+        for claim in paper.claims:
+            before = set()
+            for step in claim.steps(at):
+                assert step.reads <= before, step.name
+                before.add(step.name)
+
+
 def made(folder):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -209,17 +274,25 @@ def test_a_training_step(tmp_path):
     preset = "quick:length=16,batch=2,layers=1,heads=2,width=16,vocabulary=300,evaluated=64,longest=1"
     step = Training("lm", "clm", ("nope", "alibi"), 2, 3, preset, source("wikitext"), keep_models=True)
     seen = []
-    step.run(at, seen.append)
+    numbers = step.run(at, seen.append)
+    files.write_json(at.mark("lm"), {"done": True, "seconds": 1.0, "numbers": numbers})
     assert step.operations(at) > 0
     found = step.scores(at)
+    assert step.is_there(at)
+    assert step.results(at)[0].steps == []
     assert {scheme: sorted(seeds) for scheme, seeds in found.items()} == {"nope": [0, 1], "alibi": [0, 1]}
     assert found["nope"][0] != found["nope"][1]
     folder = step.model_of("alibi", 1).path(at)
     assert (folder / "model.safetensors").exists()
     assert all(0 <= share <= 1 for share in seen)
-    dataclasses.replace(step, keep_models=False).run(at, seen.append)  # nothing is trained again
+    # Nothing is trained again.
+    logging = dataclasses.replace(step, keep_models=False, keep_log=True)
+    again = logging.run(at, seen.append)
+    assert [{**run, "log": None} for run in again["runs"]] == [{**run, "log": None} for run in numbers["runs"]]
+    assert [row["step"] for row in again["runs"][0]["log"]][-1] == 3
     assert not (folder / "model.safetensors").exists()
-    assert step.scores(at) == found
+    assert not step.is_there(at)
+    assert logging.is_there(at)
 
 
 def test_an_adaptation_that_was_killed_before_its_mark_is_done(tmp_path):
@@ -230,7 +303,8 @@ def test_an_adaptation_that_was_killed_before_its_mark_is_done(tmp_path):
         step.run(at, lambda share: None)
     at.model("a").mkdir(parents=True)
     (at.model("a") / run_folder.DONE).touch()
-    step.run(at, lambda share: None)
+    files.write_json(at.model("a").parent / "a.json", {"rows": []})
+    assert step.run(at, lambda share: None) == {"rows": []}
 
 
 @pytest.mark.parametrize("paper", [find_paper(name) for name in NAMES], ids=lambda paper: paper.name)

@@ -140,9 +140,9 @@ def at(tmp_path):
 def put(at, steps, content):
     """Writes what the steps measured; `content` gets the seed."""
     for seed, step in enumerate(steps):
-        path = at.work / "measured" / f"{step.name}.json"
+        path = at.mark(step.name)
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(content(seed)))
+        path.write_text(json.dumps({"done": True, "seconds": 1.0, "numbers": content(seed)}))
 
 
 def probed(share, seed=0, layers=2):
@@ -216,7 +216,7 @@ def test_b2(at, slope, plain, corrected, expected):
 def trained(at, monkeypatch, losses, bigram=5.0):
     """Invents the test losses: scheme -> loss; seeds differ by 0.001."""
     monkeypatch.setattr(
-        type(training(at, "clm")),
+        type(training(at, "clm", "nope")),
         "scores",
         lambda self, at: {s: {n: losses[self.task][s] + 0.001 * n for n in range(3)} for s in self.schemes},
     )
@@ -358,7 +358,7 @@ def test_the_second_run_does_nothing_again(done):
 def test_the_loss_of_bigrams_is_on_the_tokens_of_the_test(done):
     """A model with the probabilities of the bigrams has their loss in the test of the task."""
     _, place, _, _ = done
-    out = place.runs("variance-clm")
+    out = place.runs("variance-clm-nope")
     setting = load_setting(open_folder(out).work, out / "data")
     from locant.papers.traces import tokens_of
 
@@ -387,6 +387,6 @@ def test_the_loss_of_bigrams_is_on_the_tokens_of_the_test(done):
     found = find_task("clm")._at(Model(), setting, windows)
     vocabulary = 1 + max(int(train.max()), int(tokens_of(out / "data", "test").max()))
     assert vocabulary <= size
-    measured = Bigrams("variance-clm")(place)
+    measured = Bigrams(training(place, "clm", "nope").model_of("nope", 0))(place)
     assert measured["test tokens"] == 256 // 8 * 7
     assert found.values["loss"] == pytest.approx(measured["loss"], abs=0.01)  # the vocabulary is a few tokens smaller

@@ -1,4 +1,4 @@
-"""2,000 random calls, half of them slow tests, and whether the fuzzer sees errors that are put in on purpose."""
+"""2,000 random calls, and whether the fuzzer sees errors that are put in on purpose."""
 
 import re
 from dataclasses import replace
@@ -24,9 +24,7 @@ needs_kernel = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize(
-    "first", [*range(0, 1000, BLOCK), *(pytest.param(n, marks=pytest.mark.slow) for n in range(1000, 2000, BLOCK))]
-)
+@pytest.mark.parametrize("first", range(0, 2000, BLOCK))
 @needs_kernel
 def test_2000_random_calls(first):
     failed = [ran for ran in run_block(SEED, first, BLOCK) if ran.outcome.kind == FAILED]
@@ -182,6 +180,21 @@ def test_shrinking_keeps_what_the_failure_needs():
     small, _ = shrink(case, attempt(case), attempt)
     assert (small.spec, small.causal, small.lq, small.lk) == ("tisa", True, 5, 1)
     assert replace(small, spec="nope", lq=1, causal=False) == Case(impl=small.impl, data=case.data, d=1, dv=1)
+
+
+def test_cases_that_the_fuzzer_once_misjudged():
+    """An empty batch under a transform, or with positions that nobody can read, and rounding of a flat softcap."""
+    judged = {
+        Case(spec="deberta", impl="fused", b=0, d=1, dv=1, context="vjp"): "refused",
+        Case(spec="deberta", impl="fused", b=0, d=1, dv=1, context="vmap"): "compared",
+        Case(spec="fox", impl="sdpa", b=0, lk=6, d=1, dv=1, positions="clusters", pos_shape="expanded"): "compared",
+        Case(spec="tisa2", impl="fused", lq=3, lk=23, d=12, dv=12, mask="B11K", mask_kind="sparse", softcap=0.3,
+             wanted="p", data=201418867945888): "compared",
+        # A weight of 1 in bfloat16, which the backward pass of the kernel computes again from rounded logits.
+        Case(spec="shaw+inkling", impl="fused", groups=3, d=10, dv=10, dtype="bfloat16", wanted="p",
+             data=137710138544758): "compared",
+    }  # fmt: skip
+    assert [run(case).kind for case in judged] == list(judged.values())
 
 
 def test_only_an_expected_refusal_counts_as_one(monkeypatch):

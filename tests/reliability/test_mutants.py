@@ -145,12 +145,23 @@ def hang(announce):
     announce(0.1)
     time.sleep(60)
 
-print(run_apart(lambda announce: 7), run_apart(hang), run_apart(lambda announce: os.abort()))
+def loop(announce):
+    announce(0.1)
+    while True:
+        pass
+
+def wait(announce):  # the limit is CPU time: a busy machine may keep a process waiting
+    announce(1.0)
+    time.sleep(1.5)
+    return "waited"
+
+print(run_apart(lambda announce: 7), run_apart(hang), run_apart(loop), run_apart(wait), end=" ")
+print(run_apart(lambda announce: os.abort()))
 run_apart(lambda announce: 1 / 0)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.stdout == "7 timeout crash\n"
+    assert done.stdout == "7 timeout timeout waited crash\n"
     assert "a forked process failed" in done.stderr
     assert "ZeroDivisionError" in done.stderr
 

@@ -67,6 +67,14 @@ def test_equal_to_the_loops(spec, softcap, sinks):
         torch.testing.assert_close(got, torch.from_numpy(np.asarray(expected)), rtol=1e-10, atol=1e-12)
 
 
+def test_the_slope_of_a_softcap_keeps_its_digits_where_tanh_is_flat():
+    x = torch.tensor([-40.0, -20.0, -1.0, 0.0, 0.5, 20.0, 40.0], dtype=torch.float64, requires_grad=True)
+    exact = 4 * torch.exp(-2 * x.abs()) / (1 + torch.exp(-2 * x.abs())) ** 2
+    (slope,) = torch.autograd.grad(reference._tanh(x, Arithmetic()).sum(), x)
+    torch.testing.assert_close(slope, exact.detach(), rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(reference._tanh(x, Arithmetic()), torch.tanh(x), rtol=1e-14, atol=1e-16)
+
+
 def distinct(length):
     """Positions of two rows, in any order, none twice."""
     return torch.tensor([[7, 0, 3, 40, 1, 2], [2, 20, -3, 7, 30, 9]])[:, :length]

@@ -45,6 +45,12 @@ def test_a_broken_kernel_is_reported(name):
     assert broken.is_reported(MISTAKES[name], ANY_CPU, calls=5)
 
 
+def test_the_mistake_of_the_python_threads_is_left_in_the_kernel_of_users():
+    """Their self-check builds with -O3, which leaves out what nothing reads."""
+    require(THREAD)
+    assert broken.is_reported(MISTAKES["memory shared by all callers"], ANY_CPU, calls=5, flags=running.OPTIMIZED)
+
+
 def test_every_mistake_still_applies(tmp_path):
     for mistake in broken.MISTAKES:
         assert broken.break_kernel(mistake, tmp_path).read_text() != build.SOURCE.read_text()

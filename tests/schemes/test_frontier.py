@@ -133,6 +133,7 @@ def test_every_recent_scheme_has_an_oracle_and_a_case():
         ("pope", 768),
         ("fade", 24),
         ("logn", 0),
+        ("local", 0),
         ("logn:learned=true", 12),
         ("fope", 0),
         ("dape", 24 * 32 + 32 + 32 * 12 + 12),
@@ -275,6 +276,21 @@ def test_fox_starts_as_alibi_with_slopes_of_its_decay_lengths():
     slopes = 1 / torch.tensor(decay_lengths(4), dtype=torch.float64)
     torch.testing.assert_close(slopes[[0, 3]], torch.tensor([1 / 16, 1 / 1024], dtype=torch.float64))
     torch.testing.assert_close(bias[0, :, 8, 3], -5 * slopes, rtol=1e-4, atol=0)
+
+
+def test_steps_of_both_parameters_of_fox_change_gates_as_much():
+    """A step of its scale in every weight, or in the bias, for hidden states as a norm returns them."""
+    scheme = locant.scheme("fox", n_heads=2, d_model=256).double()
+    x = torch.randn(1, 500, 256, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    changes = {}
+    with torch.no_grad():
+        scheme.bias.fill_(-30.0)  # ln σ is linear there
+        before = scheme.read(x)
+        for name, parameter in scheme.named_parameters():
+            parameter.add_(scheme.parameter_scale(name))
+            changes[name] = float((scheme.read(x) - before).square().mean().sqrt())
+            parameter.sub_(scheme.parameter_scale(name))
+    assert changes["gate"] == pytest.approx(changes["bias"], rel=0.2)
 
 
 @pytest.mark.parametrize("spec", ["fox", "fox:two_sided=true"])

@@ -40,6 +40,7 @@ DEFAULTS = {
     "pope": {"theta": 10000},
     "fade": {},
     "logn": {"n0": 512, "learned": False},
+    "local": {"window": 128, "first": True},
     "fope": {"theta": 10000, "length": 512, "spread": 0.3, "seed": 0, "heads": "own", "rest": "still"},
     "dape": {"bias": "alibi", "width": 32},
 }  # fmt: skip
@@ -83,6 +84,7 @@ LEAST = [
     ("inkling", "width", 1),
     ("inkling", "n0", 0),
     ("logn", "n0", 2),
+    ("local", "window", 0),
     ("fope", "length", 7),
     ("fope", "seed", 0),
     ("dape", "width", 1),
@@ -133,6 +135,7 @@ def test_numbers_above_zero(name, option):
         ("shaw", "values", (True, False)),
         *((name, "two_sided", (True, False)) for name in ("fox", "grape")),
         ("logn", "learned", (True, False)),
+        ("local", "first", (True, False)),
         ("fope", "heads", ("own", "shared")),
         ("fope", "rest", ("still", "turned")),
         ("dape", "bias", ("alibi", "kerple")),

@@ -9,6 +9,7 @@ import torch
 import locant
 from locant import schemes
 from locant.schemes import SCHEMES, Rope, Scheme, Sum
+from locant.schemes.base import exporting
 from tests import cases
 
 
@@ -332,6 +333,8 @@ def test_names_before_and_after_the_classes_are_imported(monkeypatch):
     assert schemes.names() == list(schemes.CLASSES)
     monkeypatch.setitem(vars(schemes), "SCHEMES", {"mine": None})
     assert schemes.names() == ["mine"]
+    monkeypatch.setitem(vars(schemes), "MAPS", {"mine": None})
+    assert schemes.map_names() == ["mine"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -411,3 +414,11 @@ def test_second_derivatives_of_kerple_at_distance_0():
 @pytest.mark.parametrize("spec", ["learned", "sinusoidal", "first"])
 def test_an_embedding_of_no_positions(spec):
     assert cases.build(spec).embed(torch.zeros(1, 0, dtype=torch.long)).shape[:2] == (1, 0)
+
+
+def test_a_torch_that_cannot_say_whether_it_exports_does_not(monkeypatch):
+    """Older releases have no `torch.compiler.is_exporting`, and compiled code runs there too."""
+    monkeypatch.delattr(torch.compiler, "is_exporting", raising=False)
+    assert not exporting()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert exporting() is False

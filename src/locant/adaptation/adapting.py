@@ -22,24 +22,20 @@ from transformers import PreTrainedModel
 from locant.adaptation import checks, output_folder, sample, schedule
 from locant.adaptation.agreement import Agreement, StateAgreement, agreement_for
 from locant.adaptation.by_length import rows_by_length
-from locant.adaptation.distillation import (
-    AgreementAtStep,
-    Teacher,
-    TrainingBatches,
-    distill,
-    frozen_copy,
-    seconds_per_step,
-)
+from locant.adaptation.contrast import Contrast, Contrasted, Documents, contrast_stage, held_out_documents
+from locant.adaptation.distillation import Teacher, TrainingBatches, distill, frozen_copy, seconds_per_step
 from locant.adaptation.evaluator import Evaluator
 from locant.adaptation.fitting import LENGTH as FIT_LENGTH
 from locant.adaptation.fitting import Fit, fit
 from locant.adaptation.output_folder import OutputFolder
 from locant.adaptation.part import Part, part_of
 from locant.adaptation.result import Adapted
+from locant.adaptation.running_text import RunningText
 from locant.adaptation.sample import Sampler, Text
 from locant.adaptation.schedule import FEW, Pace
 from locant.adaptation.scores import LongEmbed, Score
 from locant.adaptation.silencing import silenced
+from locant.adaptation.training import AgreementAtStep
 from locant.adaptation.windows import Windows
 from locant.hf import trackers
 from locant.hf.plan import plan_of
@@ -51,8 +47,9 @@ from locant.runs.budget import Budget
 LENGTH = 256
 """Tokens of the longest training sequences."""
 WINDOW = 128
-"""Tokens of the windows in which the original of an encoder reads longer texts. Few encoders were trained on much
-longer texts, and their outputs for those are worse. A causal original reads windows as long as it can."""
+"""Tokens of the windows in which the original of an encoder reads longer texts, if no folder of sentence-transformers
+says what its authors let it read. Few encoders were trained on much longer texts, and outputs for those are worse.
+A causal original reads windows as long as it can."""
 CAUSAL_LENGTH = 256
 """Tokens of the shortest training sequences of a causal model, and of those it is fitted on. Its outputs for a shorter
 sequence are the first outputs for a longer one."""
@@ -62,7 +59,6 @@ HELD_OUT = 20
 """One block of lines in this many is held out to measure agreement."""
 BLOCK = 16
 """Lines per block, so that long held-out sequences are one text too."""
-TRAIN = ("scheme", "all")
 
 
 def adapt(
@@ -70,11 +66,8 @@ def adapt(
     spec: str,
     text: Text,
     *,
-    budget: str = "10min",
-    train: str = "all",
-    tokenizer: Any = None,
-    out: Path | str | None = None,
-    scores: Mapping[str, Score] | None = None,
+    budget: str = "10min", contrast: str | None = None, train: str = "all", tokenizer: Any = None,
+    out: Path | str | None = None, scores: Mapping[str, Score] | None = None,
     length: int = LENGTH, seed: int = 0, pooling: str | None = None, report_to: str | Sequence[str] = (),
     on_stage: Callable[[str], None] = lambda stage: None,
     on_evaluation: Callable[[AgreementAtStep, int], None] = lambda found, steps: None,
@@ -84,6 +77,7 @@ def adapt(
 
     text      unlabelled prose: a string, a list of strings, or a pathlib.Path of a file or folder.
     budget    time or steps: 10min, 90s, 500steps. Time covers fitting and training, not measuring (schedule.py).
+    contrast  time or steps of a second training, of encoders that make one vector per text (contrast.py).
     train     "scheme": the parameters of the scheme alone; "all": every weight.
     out       a folder for the model. After an interruption, pass it again to resume.
     scores    tasks by name, each a function of a model (or encoder) and its tokenizer, measured in each state of it.
@@ -100,9 +94,8 @@ def adapt(
 
     Of an encoder-decoder only the encoder is changed (part.py). If it fails or is interrupted, the model is restored.
     """
-    if train not in TRAIN:
-        raise ValueError(f"train must be one of {', '.join(TRAIN)}, got {train!r}")
-    wanted = Budget.parse(budget)
+    checks.check_train(train)
+    wanted, second = Budget.parse(budget), None if contrast is None else Budget.parse(contrast)
     checks.check_model(model, spec)
     checks.check_numbers(length, seed)
     reported = trackers.checked(report_to)
@@ -114,17 +107,20 @@ def adapt(
         checks.check_vocabulary(part.model, tokenizer, lines)
         causal = sample.is_causal(part.model, tokenizer, lines)
         kind = agreement_for(part.model, tokenizer, causal=causal, source=source, pooling=pooling)
+        if second is not None:
+            checks.check_contrast(part.model, kind, causal=causal)
         _try(part, spec)
-    settings = {"spec": spec, "model": model.name_or_path, "budget": budget, "train": train, "length": length,
-                "seed": seed, "pooling": _pooling(kind), **_identity(part, tokenizer, lines)}  # fmt: skip
+    documents = None if second is None else held_out_documents(tokenizer, held_out(lines), length, seed)
+    settings = {"spec": spec, "model": model.name_or_path, "budget": budget, "contrast": contrast, "train": train,
+        "length": length, "seed": seed, "pooling": _pooling(kind), **_identity(part, tokenizer, lines)}  # fmt: skip
     with output_folder.opened(out, settings) as folder, _caller_state_kept(model):
         original = frozen_copy(part.model, shared=train == "scheme")
         with _restored_on_failure(part, original, train):
-            windows = _windows(tokenizer, sample.longest(part.model, length), causal=causal)
+            windows = _windows(tokenizer, sample.longest(part.model, length), source, causal=causal)
             lengths = sample.ladder(length, CAUSAL_LENGTH if causal and not kind.short_texts else sample.SHORTEST)
             stages = _Stages(part, spec, lines, tokenizer, train, seed, Teacher(original, kind, windows), lengths,
-                             folder, source, reported, on_stage, on_evaluation, on_result)  # fmt: skip
-            return stages.run(wanted, scores or {})
+                             folder, source, reported, on_stage, on_evaluation, on_result, documents)  # fmt: skip
+            return stages.run(wanted, second, scores or {})
 
 
 def _try(part: Part, spec: str) -> None:
@@ -150,9 +146,12 @@ def _restored_on_failure(part: Part, original: PreTrainedModel, train: str) -> I
         raise
 
 
-def _windows(tokenizer: Any, readable: int, *, causal: bool) -> Windows:
+def _windows(tokenizer: Any, readable: int, source: SentenceFolder | None, *, causal: bool) -> Windows:
     """How an original that can read `readable` tokens reads texts of any length."""
-    return Windows(tokenizer, readable if causal else min(readable, WINDOW), causal=causal, whole=readable)
+    # New folders of sentence-transformers leave the length to the tokenizer.
+    stated = WINDOW if source is None else source.max_seq_length or tokenizer.model_max_length
+    window = readable if causal else min(readable, stated)
+    return Windows(tokenizer, window, causal=causal, whole=readable)
 
 
 @dataclass
@@ -173,12 +172,13 @@ class _Stages:
     on_stage: Callable[[str], None]
     on_evaluation: Callable[[AgreementAtStep, int], None]
     on_result: Callable[[Adapted], None]
+    documents: Documents | None  # held-out ones, for the contrastive stage
 
     @property
     def model(self) -> PreTrainedModel:
         return self.part.model
 
-    def run(self, budget: Budget, scores: Mapping[str, Score]) -> Adapted:
+    def run(self, budget: Budget, contrast: Budget | None, scores: Mapping[str, Score]) -> Adapted:
         sampler = Sampler(self.tokenizer, held_out(self.lines), seed=self.seed)
         evaluator = Evaluator.create(self.teacher, sampler, self.lengths, scores)
         if self.part.notice is not None:
@@ -187,7 +187,8 @@ class _Stages:
             self.on_stage(f"pooling: {self.folder.settings['pooling']}")
         given = self.folder.settings["budget"]
         pace = self.pace(evaluator) if budget.seconds is not None and not self.folder.resumed else None
-        self.on_stage(schedule.before_fit(given, pace, evaluator.seconds, len(scores)))
+        states = "four" if contrast is None else "five"
+        self.on_stage(schedule.before_fit(given, pace, evaluator.seconds, len(scores), states))
         self.on_stage("measuring the original")
         rows = [evaluator.row("original", self.teacher.model, agreement=1.0)]
         with silenced(self.model, self.teacher.windows.whole):
@@ -201,12 +202,15 @@ class _Stages:
         evaluations = self.distill(evaluator, steps) if steps else []
         if evaluations:  # the last one was made at the end
             rows.append(evaluator.row("adapted", self.model, agreement=evaluations[-1].agreement))
+        contrasted, more = (None, []) if contrast is None else self.contrast(evaluator, contrast)
+        if contrasted is not None and contrasted.kept.step:
+            rows.append(evaluator.row("contrasted", self.model))
         lengths = rows_by_length(self.model, self.teacher, evaluator.batches, evaluator.outputs)
         self.part.join()
         kind = self.teacher.kind.name if self.part.notice is None else f"{self.teacher.kind.name}, encoder alone"
         readings = [each for score in scores.values() if isinstance(score, LongEmbed) for each in score.readings]
         done = Adapted(self.part.whole, self.spec, kind, rows, found.of_part(self.part), evaluator.curves, evaluations,
-                       notices, lengths, readings)  # fmt: skip
+                       [*notices, *more], lengths, readings, contrasted)  # fmt: skip
         if self.folder.kept:
             self.folder.save(done, self.tokenizer, self.source)
         self.on_result(done)
@@ -254,6 +258,42 @@ class _Stages:
                 report_to=self.report_to,
                 on_evaluation=lambda found: self.on_evaluation(found, steps),
             )
+
+    def contrast(self, evaluator: Evaluator, budget: Budget) -> tuple[Contrasted | None, list[str]]:
+        """Runs the contrastive stage; returns its result, and notices if it changed nothing."""
+        assert self.documents is not None
+        given, whole, notices = self.folder.settings["contrast"], self.teacher.windows.whole, list[str]()
+        lines = trained_on(self.lines)
+        # Longer texts have no better teacher than windows, which this stage is to surpass.
+        short = [at for at, length in enumerate(self.lengths) if length <= whole] or [0]
+        held_out = [evaluator.batches[at] for at in short], [evaluator.outputs[at] for at in short]
+
+        def sequences(steps: int) -> TrainingBatches:
+            sampler, lengths = Sampler(self.tokenizer, lines, seed=self.seed + 2), [self.lengths[at] for at in short]
+            return TrainingBatches(sampler, self.teacher.kind, lengths, steps, self.seed + 1)
+
+        def on_pace(pace: Pace, steps: int) -> None:
+            if not steps:
+                notices.append(schedule.too_few_to_contrast(given, pace))
+            self.on_stage(schedule.before_contrast(given, pace, steps))
+
+        with _only_trained(self.part, self.train) as anything:
+            if not anything:
+                return None, [f"there was no contrastive stage: {self.spec} has no parameters to train"]
+            self.on_stage("contrast")
+            found = contrast_stage(
+                self.model,
+                Contrast(self.teacher, self.documents, held_out),
+                RunningText(self.tokenizer, lines, self.lengths[-1]),
+                sequences,
+                steps=lambda pace: self.folder.contrast_steps(budget, pace, on_pace),
+                out=self.folder.contrast,
+                keep=self.folder.kept,
+                seed=self.seed,
+                report_to=self.report_to,
+                on_evaluation=self.on_evaluation,
+            )
+        return found, notices if found is None else found.notices
 
     def pace(self, evaluator: Evaluator) -> Pace | None:
         """Times a training step, with the scheme as it is before the fit; None if there is nothing to train."""

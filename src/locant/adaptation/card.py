@@ -32,6 +32,7 @@ def card(done: Adapted, settings: dict[str, Any], modules: list[str]) -> str:
     )
     if not steps:
         training = f"It was not trained after that (budget {budget}, seed {seed})."
+    training += _on_contrast(done, settings)
     training += "".join(f"\n**Note**: {notice}." for notice in done.notices)
     where = "on lines of the text that were held out" if settings["lines"] > 1 else "on the text itself, a single line"
     return f"""---
@@ -83,6 +84,20 @@ def _written_name(config: Path) -> str:
         return str(read_json(config).get("_name_or_path") or "")
     except (OSError, ValueError):
         return ""
+
+
+def _on_contrast(done: Adapted, settings: dict[str, Any]) -> str:
+    """The contrastive stage, in one or two sentences."""
+    found = done.contrast
+    if found is None:
+        return ""
+    steps, budget = found.evaluations[-1].step, settings["contrast"]
+    kept = f"The state after step {found.kept.step:,} was kept." if found.kept.step else "No state of it was kept."
+    return (
+        f"\nThen documents of the same text, up to {settings['length']} tokens long, were trained to be found by spans "
+        f"removed from\nthem, for {steps:,} steps (budget {budget}). {kept} Expect this to help on text of this kind "
+        f"only."
+    )
 
 
 def _on_part(done: Adapted, settings: dict[str, Any]) -> str:

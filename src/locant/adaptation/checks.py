@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from locant.adaptation.agreement import Agreement, StateAgreement
 from locant.adaptation.scores import Loss
 from locant.hf import swapping
 from locant.hf.facts import has_decoder
@@ -16,6 +17,7 @@ from locant.hf.plan import plan_of
 from locant.hf.running import vocabulary
 from locant.hf.sentence_folder import SentenceFolder
 
+TRAIN = ("scheme", "all")
 MIN_LENGTH = 8
 """Smallest `length`, in tokens."""
 
@@ -56,6 +58,27 @@ def check_scores(model: PreTrainedModel, scores: Mapping[str, Any], source: Sent
             f"{model.name_or_path} is a folder of sentence-transformers, which opens an encoder alone, but {name} has "
             f"a decoder; load the encoder alone, with AutoModelForTextEncoding"
         )
+
+
+def check_contrast(model: PreTrainedModel, kind: Agreement, *, causal: bool) -> None:
+    """Raises unless a model makes one vector per text from all of its tokens."""
+    name = type(model).__name__
+    if type(kind) is not StateAgreement:
+        raise ValueError(
+            f"the contrastive stage trains encoders that make one vector per text, but {name} has a head, and is "
+            f"compared by {kind.name}; leave contrast out, or pass model.base_model"
+        )
+    if causal:
+        raise ValueError(
+            f"the contrastive stage trains encoders that make one vector per text, but {name} is causal: its tokens do "
+            f"not see the tokens after them; leave contrast out"
+        )
+
+
+def check_train(train: str) -> None:
+    """Raises unless `train` names the weights to train."""
+    if train not in TRAIN:
+        raise ValueError(f"train must be one of {', '.join(TRAIN)}, got {train!r}")
 
 
 def check_numbers(length: int, seed: int) -> None:

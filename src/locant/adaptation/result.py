@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedModel
 
 from locant.adaptation.by_length import LengthRow
-from locant.adaptation.distillation import AgreementAtStep
+from locant.adaptation.contrast import Contrasted
 from locant.adaptation.fitting import Fit
 from locant.adaptation.retrieval import Reading
 from locant.adaptation.schedule import FEW
+from locant.adaptation.training import AgreementAtStep
 from locant.analysis.distance import Layer
 
 
@@ -38,6 +39,7 @@ class Adapted:
     notices: list[str] = field(default_factory=list)  # about the training
     lengths: list[LengthRow] = field(default_factory=list)  # the adapted model at each length
     readings: list[Reading] = field(default_factory=list)  # the original, reading long documents in several ways
+    contrast: Contrasted | None = None  # the contrastive stage
 
     @property
     def steps(self) -> int:
@@ -47,10 +49,10 @@ class Adapted:
     @property
     def trained(self) -> bool:
         """Whether the model was trained for more than a few steps. If not, it is fitted only."""
-        return self.steps >= FEW
+        return max(self.steps, 0 if self.contrast is None else self.contrast.kept.step) >= FEW
 
     def __str__(self) -> str:
-        """The tables in Markdown: one row per state, one per length, and one per way to read long documents."""
+        """The tables in Markdown: by state, by length, of ways to read long documents, and of held-out retrieval."""
         scores = list(self.rows[0].scores)
         head = ["", f"agreement ({self.measure})", *scores, "position parameters"]
         lines = [
@@ -64,6 +66,8 @@ class Adapted:
         tables = [_markdown(head, lines), *([self.measured_on, _markdown(self.length_head, at)] if at else [])]
         if self.readings:
             tables.append(_markdown(READING_HEAD, [reading_cells(each) for each in self.readings]))
+        if self.contrast is not None:
+            tables += [self.contrast.measured_on, _markdown(CONTRAST_HEAD, contrast_cells(self.contrast))]
         return "\n\n".join(tables)
 
     @property
@@ -85,6 +89,18 @@ READING_HEAD = ["original, reading", "nDCG@10", "95 % interval", "accuracy@1"]
 def reading_cells(reading: Reading) -> list[str]:
     """Returns a row of that table."""
     return [reading.way, f"{reading.ndcg:.4f}", f"{reading.low:.4f} … {reading.high:.4f}", f"{reading.accuracy:.4f}"]
+
+
+CONTRAST_HEAD = ["held-out documents, read by", "nDCG@10", "agreement, short texts"]
+"""The columns of the table of the contrastive stage."""
+
+
+def contrast_cells(found: Contrasted) -> list[list[str]]:
+    """Returns the rows of that table: before and after."""
+    after = f"after step {found.kept.step}" if found.kept.step else "after contrast: unchanged"
+    states = [("before contrast", found.start), (after, found.kept)]
+    measured = [[name, f"{at.retrieval:.4f}", f"{at.agreement:.4f}"] for name, at in states]
+    return [["original, chunked", f"{found.original:.4f}", "1.0000"], *measured]
 
 
 def _markdown(head: list[str], lines: list[list[str]]) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locant.adaptation.batch import padded, to_device
+from locant.adaptation.batch import grouped, padded, to_device
 from locant.adaptation.sample import longest
 from locant.analysis.text import special_tokens
 from locant.hf.modes import evaluating
@@ -126,9 +126,8 @@ class Reader:
 
     def vectors(self, rows: Sequence[list[int]]) -> Tensor:
         """Returns the pooled vectors [n, d] of token sequences."""
-        order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
         found: dict[int, Tensor] = {}
-        for numbers in _batches(order, [len(row) for row in rows]):
+        for numbers in grouped(rows, BATCH_TOKENS):
             batch = to_device(padded([rows[number] for number in numbers], self.tokenizer), self.model)
             vectors = self.pooling(self._states(batch), batch["attention_mask"]).cpu()
             found.update(zip(numbers, vectors, strict=True))
@@ -149,18 +148,6 @@ class Reader:
         with evaluating(self.model):
             states: Tensor = self.model.base_model(**batch).last_hidden_state.float()
         return states
-
-
-def _batches(order: Iterable[int], lengths: Sequence[int]) -> Iterable[list[int]]:
-    """Groups numbers, sorted by length, so that a padded batch has at most BATCH_TOKENS tokens."""
-    group: list[int] = []
-    for number in order:
-        if group and (len(group) + 1) * lengths[number] > BATCH_TOKENS:
-            yield group
-            group = []
-        group.append(number)
-    if group:
-        yield group
 
 
 class Way(ABC):

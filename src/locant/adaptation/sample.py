@@ -117,7 +117,7 @@ class Sampler:
         """Returns how many tokens the text has. Stops counting at `most`: tokenizing a long text takes time."""
         found = 0
         for line in self.lines:
-            found += sum(map(len, self._split(line)))
+            found += sum(map(len, self.split(line)))
             if found >= most:
                 return most
         return found
@@ -144,18 +144,18 @@ class Sampler:
         if not self.starts:
             self.starts = self.rng.sample(range(len(self.lines)), len(self.lines))
         line = self.starts.pop()
-        sentences = self._split(self.lines[line])
+        sentences = self.split(self.lines[line])
         yield from sentences[self.rng.randrange(len(sentences)) if sentences else 0 :]
         empty = 0
         while empty <= len(self.lines):
             line = (line + 1) % len(self.lines)
-            sentences = self._split(self.lines[line])
+            sentences = self.split(self.lines[line])
             empty = 0 if sentences else empty + 1
             yield from sentences
         raise ValueError("the tokenizer returns no tokens for this text; pass the tokenizer of the model")
 
-    def _split(self, line: str) -> list[list[int]]:
-        """The tokens of each sentence of a line.
+    def split(self, line: str) -> list[list[int]]:
+        """Returns the tokens of each sentence of a line.
 
         The line is tokenized as a whole, because a word after a space may be another token than without it.
         """

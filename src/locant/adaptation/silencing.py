@@ -12,13 +12,19 @@ from contextlib import contextmanager
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from locant.hf.mapped_native import is_mapped_native
 from locant.hf.plan import plan_of
 from locant.hf.readout import native
 from locant.hf.swapping import exchange
 
 
 def with_first(spec: str) -> str:
-    """Returns a spec with `+first` added, to every layer of one such as `rope/nope`, unless it is there already."""
+    """Returns a spec with `+first` added, to every layer of one such as `rope/nope`, unless it is there already.
+
+    A spec with the model's own table, such as `native@recurrent:length=256+local`, needs no `first`.
+    """
+    if is_mapped_native(spec):
+        return spec
     parts = [part.strip() for part in spec.split("/")]
     names = ({each.partition(":")[0].strip().lower() for each in part.split("+")} for part in parts)
     return "/".join(part if "first" in found else f"{part}+first" for part, found in zip(parts, names, strict=True))

@@ -82,7 +82,16 @@ class Inspection:
         self.gram_positions = list(range(0, table.shape[0], math.ceil(table.shape[0] / GRAM)))
         kept = self.table[self.gram_positions]
         self.gram = kept @ kept.mT
-        self.structure = invariance.structure(self.table, last=last)
+        if not self.marks_the_first:  # a constant has no components
+            self.structure = invariance.structure(self.table, last=last)
+
+    @property
+    def marks_the_first(self) -> bool:
+        """Whether the position table has two vectors: one for position 0, and one for all others."""
+        table = self.table
+        if table is None or table.shape[0] < 3:
+            return False
+        return bool((table[1:] == table[1]).all()) and not bool((table[0] == table[1]).all())
 
     @property
     def notices(self) -> list[str]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
-
 from locant.analysis.attribution import Similarity
 from locant.analysis.behaviour import Shift, Shuffle
 from locant.analysis.certainty import Certainty
@@ -54,7 +52,7 @@ def _on_explanation(found: Inspection) -> list[str]:
 
 
 def _on_table(found: Inspection) -> list[str]:
-    if found.table is not None and _marks_the_first(found.table):  # R² of a constant would be 1
+    if found.marks_the_first:  # R² of a constant would be 1
         return ["Its position table has two vectors: one for position 0, and one for all others."]
     sentences = []
     gram = next((row for row in found.invariances if row.quantity == "E Eᵀ"), None)
@@ -68,11 +66,6 @@ def _on_table(found: Inspection) -> list[str]:
             f"{beside.r2:.2f} (random table: {beside.control.mean:.2f})."
         )
     return [*sentences, *([] if found.structure is None else [_on_structure(found.structure)])]
-
-
-def _marks_the_first(table: Tensor) -> bool:
-    """Whether all rows of a table are equal but the first."""
-    return table.shape[0] > 2 and bool((table[1:] == table[1]).all())
 
 
 def _on_attention(rows: list[InvarianceRow]) -> list[str]:

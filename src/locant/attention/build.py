@@ -98,6 +98,8 @@ def cache_folder() -> Path | None:
         return Path(os.environ["LOCANT_CACHE"])
     if os.environ.get("XDG_CACHE_HOME"):
         return Path(os.environ["XDG_CACHE_HOME"]) / "locant"
+    if os.environ.get("HOME") == "":  # it would be a folder in the root of the file system
+        return None
     try:
         return Path.home() / ".cache" / "locant"
     except RuntimeError:

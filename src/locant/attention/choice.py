@@ -56,6 +56,10 @@ What a back end does not support (`eager` supports everything):
     float16, or another device than the CPU                               ×
     a CPU, except in Triton's interpreter                                         ×
     vectors of more than 256 numbers                                              ×
+    vectors of more than 128 numbers, with query, key or value tables,
+        in float32 or float16                                                     ×
+    dropout while a CUDA graph is captured                                        ×
+    a GPU of AMD, or of a compute capability below 8.0                            ×
     gradients on a CPU                                                                          ×
     no keys, no heads or a head size of 0                                 ×       ×
     no C compiler (fused), no triton, torch without FlexAttention (flex)  ×       ×             ×
@@ -198,7 +202,7 @@ def triton_unsupported(request: Request) -> str | None:
     device = request.q.device.type
     if device not in ("cuda", "cpu"):
         return f"it runs on CUDA devices, and these tensors are on {device}"
-    missing: str | None = _missing_triton(device)
+    missing: str | None = _missing_triton(device, request.q.device.index)
     if missing is not None:
         return missing
     if request.q.dtype not in triton.DTYPES:
@@ -223,6 +227,12 @@ def triton_unsupported(request: Request) -> str | None:
     widest = max(request.rotated[0].shape[3], request.v.shape[3], *(x.shape[2] for x in tables if x is not None))
     if widest > triton.WIDEST:
         return f"a tile holds vectors of up to {triton.WIDEST} numbers; here they have {widest}"
+    vectors = any(x is not None for x in (*tables, request.terms.value))
+    if vectors and request.content_dtype != torch.bfloat16 and widest > triton.WIDEST_WITH_VECTORS:
+        most = f"vectors of up to {triton.WIDEST_WITH_VECTORS} numbers"
+        return f"a tile of {request.content_dtype} with tables of vectors holds {most}; here they have {widest}"
+    if request.dropout and _capturing():
+        return "a CUDA graph would drop the same weights at every replay"
     return None
 
 
@@ -297,8 +307,15 @@ def _missing_kernel() -> str | None:
     return None if built.library is not None else f"the fused kernel is not available: {built.why}"
 
 
-def _missing_triton(device: str) -> str | None:
-    return triton.missing() or (triton.missing_interpreter() if device == "cpu" else None)
+def _missing_triton(kind: str, index: int | None) -> str | None:
+    return triton.missing() or (triton.missing_interpreter() if kind == "cpu" else triton.missing_gpu(index))
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    if torch.compiler.is_compiling() or not torch.cuda.is_available():
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 # The effect of torch.compiler.assume_constant_result, which would import the whole compiler: two seconds.

@@ -66,6 +66,9 @@ def _diagnose_triton(gpu: bool) -> Finding:
     if missing is not None:
         return Finding("triton", False, missing)
     if gpu:
+        unable = triton.missing_gpu(torch.cuda.current_device())
+        if unable is not None:
+            return Finding("triton", False, unable)
         found = verification.verdict(torch.device("cuda", torch.cuda.current_device()))
         how = found.detail if found.agrees else f"impl='auto' does not take it: {found.detail}"
         return Finding("triton", found.agrees, f"triton {metadata.version('triton')}, our kernels for GPUs; {how}")

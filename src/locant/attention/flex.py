@@ -46,7 +46,8 @@ def attend(request: Request) -> tuple[Tensor, None]:
     # Columns for the offsets of any length in the bucket, which repeat the last one, as beyond the reach.
     columns = max(bucket(lq) + bucket(lk), bucket(request.offsets.count))
     if request.scheme.reach is not None:
-        columns = 2 * request.scheme.reach + 1
+        # Tables cached for decoding steps may extend further than the reach.
+        columns = max(2 * request.scheme.reach + 1, request.offsets.count)
     bias, gain = (None if x is None else _longer(x, columns) for x in (terms.bias, terms.gain))
     by_query = by_key = None
     if terms.query is not None:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from locant.schemes.base import readable
 
+FARTHEST = 2**62
+"""Positions of a call are at most this far apart: sums of offsets must fit into int64."""
+
 
 @dataclass(frozen=True)
 class Offsets:
@@ -61,6 +64,8 @@ def find_offsets(
     else:
         lo = int((k_pos.amin(-1) - q_pos.amax(-1)).min())
         hi = int((k_pos.amax(-1) - q_pos.amin(-1)).max())
+    if not -FARTHEST <= lo <= hi <= FARTHEST:  # beyond int64 a difference changes its sign
+        raise ValueError("positions of queries and keys are more than 2**62 apart; pass positions closer to each other")
     # Tables over all of a range with large gaps would be mostly unused, and may not fit into memory.
     if hi - lo < 4 * (lq + lk) or reach is not None:
         return _between(lo, hi, device, reach)

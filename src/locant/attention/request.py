@@ -12,7 +12,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from locant.attention.offsets import Offsets, find_offsets
+from locant.attention.offsets import FARTHEST, Offsets, find_offsets
 from locant.attention.sides import States, check_causal, find_sides, joined
 from locant.attention.sizes import always, same
 from locant.attention.tables import tables
@@ -21,8 +21,6 @@ from locant.schemes.nope import Nope
 from locant.terms import VECTORS, Far, Sides, Terms, default_positions
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-FARTHEST = 2**62
-"""A window of this many positions is no limit."""
 SOFTCAPS = (1e-30, 1e30)
 """The smallest and the largest softcap: back ends compute its reciprocal in float32."""
 Window = tuple["int | None", "int | None"]
@@ -148,7 +146,7 @@ def prepare(
         raise TypeError(f"causal must be True or False, got {causal!r}")
     if scale is not None and (not isinstance(scale, (int, float)) or not abs(scale) < math.inf):
         raise TypeError(f"scale must be a finite number, got {scale!r}; multiply q by a scale that is learned")
-    softcap = None if softcap is None else _softcap(softcap)
+    softcap = None if softcap is None else _softcap(softcap, scheme)
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
     left, right = (None, None) if window is None else _window(window)
@@ -187,12 +185,17 @@ def _decoding(lq: int, lk: int) -> bool:
     return always(lq < lk) and always(lq <= DECODING_QUERIES)
 
 
-def _softcap(softcap: float) -> float:
+def _softcap(softcap: float, scheme: Scheme) -> float:
     if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
         raise TypeError(f"softcap must be a number or None, got {softcap!r}")
     low, high = SOFTCAPS
     if not low <= softcap <= high:  # NaN is not either
         raise ValueError(f"softcap must be from {low:g} to {high:g}, got {softcap!r}; pass None for no cap")
+    if scheme.hides:
+        raise ValueError(
+            f"{scheme} hides keys by their logits, and a softcap of {softcap:g} would show them again; leave one out, "
+            f"or pass window= to attend"
+        )
     return float(softcap)
 
 
@@ -208,7 +211,7 @@ def _window(window: int | Window) -> Window:
             f"window must be a whole number ≥ 0, or (left, right) with whole numbers ≥ 0 or None for no limit; "
             f"got {window!r}"
         )
-    # No two positions are farther apart than int64 can count.
+    # No two positions are farther apart.
     left, right = (None if x is None or x >= FARTHEST else x for x in pair)
     return left, right
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from locant.adaptation import adapting, sample, scores
-from locant.adaptation.result import READING_HEAD, reading_cells
+from locant.adaptation.result import CONTRAST_HEAD, READING_HEAD, contrast_cells, reading_cells
 from locant.cli.terminal import console
 from locant.experiments.run import quiet
 from locant.hf import load
@@ -27,8 +27,8 @@ PICTURE = "heads.png"
 
 
 def adapt(
-    model: str, spec: str, text: Path, out: Path, budget: str, train: str, evaluate: list[str] | None, length: int,
-    pooling: str | None, seed: int, report_to: list[str] | None,
+    model: str, spec: str, text: Path, out: Path, budget: str, contrast: str | None, train: str,
+    evaluate: list[str] | None, length: int, pooling: str | None, seed: int, report_to: list[str] | None,
 ) -> None:  # fmt: skip
     """Gives a trained model another position scheme, trains it to agree with the original, and saves it."""
     quiet()
@@ -56,7 +56,10 @@ def adapt(
                 console.print(escape(stage), highlight=False)
 
         def on_evaluation(found: Any, steps: int) -> None:
-            bar.update(job, completed=found.step, total=steps, near=f"agreement {found.agreement:.4f}")
+            near = f"agreement {found.agreement:.4f}"
+            if found.retrieval is not None:
+                near = f"retrieval {found.retrieval:.4f}, {near}"
+            bar.update(job, completed=found.step, total=steps, near=near)
 
         def on_result(done: Any) -> None:
             if find_spec("matplotlib") is not None:
@@ -64,9 +67,9 @@ def adapt(
 
         try:
             done = adapting.adapt(
-                loaded, spec, lines, budget=budget, train=train, tokenizer=sample.tokenizer_of(loaded), out=out,
-                scores=tasks, length=length, seed=seed, pooling=pooling, report_to=report_to or (), on_stage=on_stage,
-                on_evaluation=on_evaluation, on_result=on_result,
+                loaded, spec, lines, budget=budget, contrast=contrast, train=train,
+                tokenizer=sample.tokenizer_of(loaded), out=out, scores=tasks, length=length, seed=seed, pooling=pooling,
+                report_to=report_to or (), on_stage=on_stage, on_evaluation=on_evaluation, on_result=on_result,
             )  # fmt: skip
         except KeyboardInterrupt:
             console.print(
@@ -86,6 +89,9 @@ def _conclude(done: Any, out: Path) -> None:
     console.print(_by_length(done))
     if done.readings:
         console.print(_readings(done))
+    if done.contrast is not None:
+        console.print(done.contrast.measured_on, markup=False, highlight=False)
+        console.print(_contrast(done))
     if (out / PICTURE).exists():
         console.print(f"heads before and after: {out / PICTURE}", markup=False, highlight=False)
     console.print(f"saved: {out}    open it with locant.load({str(out)!r})", markup=False, highlight=False)
@@ -121,4 +127,14 @@ def _readings(done: Any) -> Table:
         table.add_column(name, justify="left" if name == READING_HEAD[0] else "right")
     for reading in done.readings:
         table.add_row(*reading_cells(reading))
+    return table
+
+
+def _contrast(done: Any) -> Table:
+    """Retrieval of held-out documents before and after the contrastive stage."""
+    table = Table(title="the contrastive stage")
+    for name in CONTRAST_HEAD:
+        table.add_column(name, justify="left" if name == CONTRAST_HEAD[0] else "right")
+    for cells in contrast_cells(done.contrast):
+        table.add_row(*cells)
     return table

@@ -150,6 +150,9 @@ def _adapt(parser: Parser) -> None:
     parser.option("--budget", default="10min", type=values.budget, metavar="BUDGET",
                   help="Time or steps of training: 10min, 90s, 500steps. Time includes the fit; measuring comes on "
                   "top.")  # fmt: skip
+    parser.option("--contrast", type=values.budget, metavar="BUDGET",
+                  help="Time or steps of a second training, of encoders that make one vector per text: long documents "
+                  "of the text must be found by spans removed from them. None by default.")  # fmt: skip
     parser.option("--train", default="all", type=values.one_of("all", "scheme"), metavar="WHICH",
                   help="all: every weight; scheme: the parameters of the scheme alone.")  # fmt: skip
     parser.option("--eval", dest="evaluate", action="append", metavar="SCORE",

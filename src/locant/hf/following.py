@@ -87,7 +87,9 @@ def _forward(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
             f"scheme; call set_attn_implementation({NAME!r}), or swap(model, 'native') first"
         )
     given = {**dict(zip(following.names, args, strict=False)), **kwargs}
-    wanted = given.get("output_attentions", getattr(stack.config, "output_attentions", False))
+    wanted = given.get("output_attentions")
+    if wanted is None:  # models with a head pass None on; the config decides then
+        wanted = getattr(config, "output_attentions", False)
     numbers = _numbered(stack, given, following)
     positions = _positions(given, numbers.attention)._replace(weights=bool(wanted))
     if following.hands_on:

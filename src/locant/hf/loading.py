@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +21,7 @@ from locant.hf.checkpoint import Weights
 from locant.hf.family_record import restore
 from locant.hf.model_class import model_class
 from locant.hf.plan import Plan, plan_of
-from locant.hf.plan_check import check_fits, check_plan
+from locant.hf.plan_check import check_digest, check_fits, check_plan
 from locant.hf.saving import SIZES, save_pretrained
 from locant.hf.seam import configs
 from locant.transformers_config import LocantConfig
@@ -112,6 +113,7 @@ def _load_swapped(
     with in_words(path):
         check_plan(planned, weights)
         own_schemes.check(path, planned)
+        whole_plan = copy.deepcopy(planned)
         for stack in planned["stacks"]:
             stack["layers"] = stack["layers"][:layers]
         with torch.device("meta"):  # first, so that an unknown scheme raises before anything is built
@@ -146,6 +148,9 @@ def _load_swapped(
     assert plan is not None
     set_length(model, plan)
     _check_weights(path, model, info, whole=auto is None, cut=layers is not None)
+    _check_numbers(path, plan)
+    with in_words(path):  # last: the other errors say what is wrong
+        check_digest(whole_plan.get("digest"), whole_plan)
     plan.native_is_lost = any(replaced.original is not None for replaced in plan.replaced)
     return model
 
@@ -186,14 +191,20 @@ def _refuse(path: str | Path, wrong: Mapping[str, Collection[str]]) -> None:
 def _check_weights(path: str | Path, model: PreTrainedModel, info: dict[str, Any], *, whole: bool, cut: bool) -> None:
     """Raises ValueError unless the folder has the weights of the model.
 
-    A part of the model, such as its head, may be missing as a whole; transformers warns about it.
+    A head may be missing where another class was saved, and so may a pooling layer; transformers warns about it.
 
-    whole    the model has the class that was saved, so it has a place for every weight
+    whole    the model has the class that was saved, so it has a place for every weight, and a weight for every place
     cut      layers were left out, and their weights with them
     """
 
     def part(key: str) -> str:
         return key.removeprefix(f"{model.base_model_prefix}.").partition(".")[0]
+
+    def may_be_missing(key: str) -> bool:
+        name = part(key)
+        if SCHEME.search(key):
+            return False
+        return "pool" in name and name not in filled if name in below else not whole
 
     missing, unexpected, mismatched = (
         {str(key) for key in info.get(what, ())} for what in ("missing_keys", "unexpected_keys", "mismatched_keys")
@@ -201,11 +212,19 @@ def _check_weights(path: str | Path, model: PreTrainedModel, info: dict[str, Any
     filled = {part(key) for key in model.state_dict().keys() - missing}
     below = {name for name, _ in model.base_model.named_children()}
     wrong = {
-        "missing_keys": [key for key in missing if SCHEME.search(key) or part(key) in filled & below],
+        "missing_keys": [key for key in missing if not may_be_missing(key)],
         "unexpected_keys": [key for key in unexpected if not cut and (whole or SCHEME.search(key))],
         "mismatched_keys": list(mismatched),
     }
     _refuse(path, wrong)
+
+
+def _check_numbers(path: str | Path, plan: Plan) -> None:
+    """Raises ValueError if a weight of a scheme is NaN or infinite."""
+    for scheme in plan.schemes():
+        for name, weight in scheme.named_parameters():
+            if not weight.is_meta and not weight.isfinite().all():
+                raise ValueError(f"{path}: {name} of {scheme} has numbers that are not finite (NaN or ∞)")
 
 
 LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")

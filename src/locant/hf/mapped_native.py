@@ -2,6 +2,7 @@
 
 native@interpolated:factor=4               BERT's table, stretched to four times its length
 native@selfextend:window=1024,size=8       SelfExtend of a rotary model, in the layers that rotate
+native@recurrent:length=256+local          BERT's table again and again, and attention to neighbours
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ def is_mapped_native(spec: Any) -> bool:
     return isinstance(spec, str) and "@" in spec and spec.partition("@")[0].strip() == WORD
 
 
-def mapped_native(model: PreTrainedModel, spec: str) -> Native:
-    """Returns the positions of a model that is not swapped, within the maps of a spec."""
-    parts = notation.parse(f"nope@{spec.strip().partition('@')[2]}")
+def mapped_native(model: PreTrainedModel, spec: str) -> tuple[Native, str]:
+    """Returns the positions of a model that is not swapped, within the maps of a spec, and what is added to them.
+
+    The second is the rest of the spec after the first +, or empty.
+    """
+    own_part, _, added = spec.partition("+")
+    parts = notation.parse(f"nope@{own_part.strip().partition('@')[2]}")
     notation.check_names(parts)
-    if len(parts) > 1:
-        raise ValueError(
-            f"native@MAP cannot be added to another scheme; got {spec!r}. Use it alone, or pass keep_native=True to "
-            f"add a scheme to the model's own positions without a map"
-        )
     if plan_of(model) is not None:
         raise ValueError(f"{spec!r} is for a model with its own positions; call locant.swap(model, 'native') first")
     own = native(model)
@@ -57,4 +57,4 @@ def mapped_native(model: PreTrainedModel, spec: str) -> Native:
     )
     if all(scheme.silent for scheme in done.values()):
         raise ValueError(f"{type(model).__name__} has no positions of its own that {spec!r} could map; use SCHEME@MAP")
-    return replace(own, stacks=stacks)
+    return replace(own, stacks=stacks), added.strip()

@@ -1,10 +1,13 @@
 """Checks a plan that was read from config.json: that it is whole, and that it is for the model it is attached to.
 
-A plan with a layer missing would give a model that runs and is wrong.
+A plan with a layer missing would give a model that runs and is wrong. So would another valid scheme in the place of one
+without parameters, which no weight contradicts: a digest of the plan is saved with it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from typing import Any
 
@@ -19,11 +22,12 @@ from locant.runs.untrusted import shortened
 
 PLAN: dict[str, Any] = {
     "format": int, "impl": str, "keep_native": bool, "unlearned": bool, "family": dict, "stacks": list, "imports": dict,
+    "digest": str,
 }  # fmt: skip
 STACK: dict[str, Any] = {"path": str, "width": int, "embed": str | None, "native_count": bool, "layers": list}
 LAYER: dict[str, Any] = {"module": str, "n_heads": int, "head_dim": int, "scheme": str, "same_as": str}
 """The entries of a plan, of a stack and of a layer, and their types."""
-LATER = {"unlearned", "native_count", "family", "imports"}
+LATER = {"unlearned", "native_count", "family", "imports", "digest"}
 """Entries that older folders, or those of listed families, do not have."""
 HEADS = ("num_attention_heads", "swa_num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
 HEAD_DIMS = ("head_dim", "attention_head_size", "key_value_proj_dim")
@@ -65,6 +69,22 @@ def check_plan(data: Any, weights: Weights | None) -> None:
         raise ValueError(f"{CONFIG}: the plan needs stacks with different paths, got {shortened(paths)}")
 
 
+def digest_of(data: dict[str, Any]) -> str:
+    """Returns a digest of a plan as `Plan.to_config` writes it, without its own entry."""
+    rest = {name: value for name, value in data.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_digest(written: str | None, data: dict[str, Any]) -> None:
+    """Raises ValueError if a plan has changed since it was saved. Folders of an older locant have no digest."""
+    if written is not None and written != digest_of(data):
+        raise ValueError(
+            f"{CONFIG}: the plan is not the one that was saved: the file is damaged, or was edited. Copy the folder "
+            f"again, or change the positions of its model with locant.swap; without the entry 'digest' the plan is "
+            f"taken as it is"
+        )
+
+
 def _check_entries(data: Any, expected: dict[str, Any], where: str) -> None:
     if not isinstance(data, dict) or not expected.keys() - LATER <= data.keys() <= expected.keys():
         got = f"those of {shortened(sorted(data))}" if isinstance(data, dict) else shortened(data)
@@ -96,6 +116,7 @@ def check_fits(plan: Plan, model: PreTrainedModel) -> None:
             f"{CONFIG}: the plan has the stacks {shortened(paths)}, but {type(model).__name__} has {expected}"
         )
     for stack in plan.stacks:
+        _check_places(stack)
         _check_layers(stack, base)
         _check_heads(stack, base.get_submodule(stack.path))
         for attention in stack.attentions:
@@ -103,6 +124,19 @@ def check_fits(plan: Plan, model: PreTrainedModel) -> None:
         width = family.mechanism.width(base.get_submodule(stack.path))
         if stack.width != width:
             raise ValueError(f"{CONFIG}: width of a stack is {stack.width} in the plan; the model has {width}")
+
+
+def _check_places(stack: StackPlan) -> None:
+    """Raises ValueError if a scheme is where it would do nothing: only `embed` is added to token embeddings."""
+    if stack.embed is not None and not stack.embed.embeds:
+        raise ValueError(f"{CONFIG}: embed of a stack is {stack.embed}, which adds nothing to token embeddings")
+    for attention, scheme in zip(stack.attentions, stack.schemes, strict=True):
+        for part in scheme.parts_of_sum():
+            if part.embeds and not (part.rotates or part.has_terms or part.has_sides):
+                raise ValueError(
+                    f"{CONFIG}: the scheme of {attention.name} is {scheme}, but {part} is added to token embeddings; "
+                    f"name it in embed of the stack"
+                )
 
 
 def _check_layers(stack: StackPlan, base: nn.Module) -> None:

@@ -23,6 +23,7 @@ from locant.hf.checkpoint import hub_name
 from locant.hf.facts import maximum_length
 from locant.hf.layers import other_layers
 from locant.hf.plan import ANY_LENGTH, Plan, plan_of
+from locant.hf.plan_check import digest_of
 from locant.hf.word_order import CARD
 from locant.runs import files
 from locant.version import __version__
@@ -67,6 +68,7 @@ def save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: An
         return
     config = json.loads(path.read_text(encoding="utf-8"))
     config["max_position_embeddings_before_locant"] = plan.before.get("max_position_embeddings")
+    config["locant"]["digest"] = digest_of(config["locant"])
     ours = {
         "model_type": "locant",
         "architectures": config.get("architectures"),

@@ -56,6 +56,15 @@ class SentenceFolder:
         path = self.modules[0]["path"]
         return str(self.root / path) if path else self.name
 
+    @property
+    def max_seq_length(self) -> int | None:
+        """Tokens after which its authors let the transformer truncate a text; None if the tokenizer says it."""
+        for path in sorted((self.root / self.modules[0]["path"]).glob(LENGTHS)):
+            length = untrusted.read_json(path).get("max_seq_length")
+            if isinstance(length, int) and not isinstance(length, bool) and length > 0:
+                return length
+        return None
+
     def settings(self, kind: str) -> dict[str, Any]:
         """Returns config.json of the first module of a kind."""
         path = self.root / self.modules[self.kinds.index(kind)]["path"] / "config.json"

@@ -40,7 +40,8 @@ def swap(model: PreTrainedModel, spec: Spec, *, impl: str = "auto", keep_native:
 
     spec          a string ("tisa:kernels=5": a scheme of its own for every layer; "rope/nope": repeated over the
                   layers), a scheme (shared by all layers), a list with one of these per layer, the result of `native`,
-                  "native@grouped:size=4" (the model's own positions within a map), or "native" to restore them.
+                  "native@grouped:size=4" (the model's own positions within a map), the same with "+local" or another
+                  scheme added, or "native" to restore them.
     impl          the back end of `locant.attend`.
     keep_native   add the scheme to the model's own positions instead of replacing them.
 
@@ -74,10 +75,11 @@ def exchange(
     check_model(model)
     if impl != "auto" and impl not in BACKENDS:
         raise ValueError(f"unknown impl {impl!r}; choose one of: auto, {', '.join(BACKENDS)}")
+    added = ""  # schemes beside the model's own positions
     if isinstance(spec, str) and is_mapped_native(spec):
         if keep_native:
             raise ValueError(f"{spec!r} is made of the model's own positions; leave out keep_native=True")
-        spec = mapped_native(model, spec)
+        spec, added = mapped_native(model, spec)
     old = plan_of(model)
     if is_native(spec):
         if old is not None:
@@ -96,7 +98,7 @@ def exchange(
         found = {stack.path: stack.attentions for stack in old.stacks}
     lost = old is not None and old.native_is_lost
     try:
-        plan = Plan(_resolve(model, family, found, spec, keep_native), impl, keep_native, native_is_lost=lost,
+        plan = Plan(_resolve(model, family, found, spec, added, keep_native), impl, keep_native, native_is_lost=lost,
                     unlearned=unlearned, family=to_json(model))  # fmt: skip
         try:
             attach(model, plan, save_pretrained)
@@ -170,7 +172,7 @@ def _need_native(plan: Plan, what: str) -> None:
 
 
 def _resolve(
-    model: PreTrainedModel, family: Family, found: dict[str, list[Attention]], spec: Spec, keep_native: bool
+    model: PreTrainedModel, family: Family, found: dict[str, list[Attention]], spec: Spec, added: str, keep_native: bool
 ) -> list[StackPlan]:
     """Builds the schemes of every stack and splits them into token embeddings and attention."""
     base, total = model.base_model, sum(map(len, found.values()))
@@ -197,6 +199,10 @@ def _resolve(
                 raise ValueError(f"these positions are for {len(read.layers)} layers, this model has {len(attentions)}")
             # Copies: two models must not share parameters.
             embed, layers = copy.deepcopy((read.embed, read.layers or [Nope()] * len(attentions)))
+            if added:
+                more, new = _split(_built(added, attentions, width, stack))
+                embed = _sum([each for each in (embed, more) if each is not None])
+                layers = [_sum([own, each]) or each for own, each in zip(layers, new, strict=True)]
         else:
             entries = spec if isinstance(spec, (str, Scheme)) else spec[done : done + len(attentions)]
             embed, layers = _split(_built(entries, attentions, width, stack))

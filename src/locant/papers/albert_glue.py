@@ -67,35 +67,34 @@ SIZES: Mapping[str, AlbertSizes] = {
 }  # fmt: skip
 
 
-def pretraining(sizes: AlbertSizes) -> Training:
-    """Returns the pre-training of all arms."""
+def pretraining(sizes: AlbertSizes, scheme: str) -> Training:
+    """Returns the pre-training of one arm."""
     preset = (
         f"quick:layers={sizes.layers},heads={sizes.heads},width={sizes.width},vocabulary={sizes.vocabulary},"
         f"length={sizes.length},batch={sizes.batch},rate={sizes.rate:g},"
         f"scheme_rate={sizes.scheme_rate:g},longest=1"
     )
     return Training(
-        "tisa-albert", "mlm", SCHEMES, sizes.seeds, sizes.steps, preset, joined(TEXT.name), "albert", keep_models=True
-    )
+        f"tisa-albert-{glue.slug(scheme)}", "mlm", (scheme,), sizes.seeds, sizes.steps, preset, joined(TEXT.name),
+        "albert", keep_models=True,
+    )  # fmt: skip
 
 
 def fine_tuning(sizes: AlbertSizes, task: str, scheme: str, seed: int) -> Training:
     """Returns the fine-tuning of one pretrained model on one task."""
-    before = pretraining(sizes)
+    before = pretraining(sizes, scheme)
     model, prefix = before.model_of(scheme, seed), f"tisa-albert-{glue.slug(scheme)}.s{seed}"
     tuned = glue.training(task, glue.NATIVE, sizes.glue, model=model, prefix=prefix)
     return replace(tuned, shape=Shape(sizes.layers, sizes.width))
 
 
 def steps_of(sizes: AlbertSizes) -> list[Step]:
-    """Returns the text, the pre-training, and the fine-tuning of every model on every task."""
-    tuned = [
-        fine_tuning(sizes, task, scheme, seed)
-        for seed in range(sizes.seeds)
-        for scheme in SCHEMES
-        for task in sizes.glue.tasks
-    ]
-    return [TEXT, pretraining(sizes), *tuned]
+    """Returns the text, and for every arm its pre-training and the fine-tuning of its models on every task."""
+    found: list[Step] = [TEXT]
+    for scheme in SCHEMES:
+        found.append(pretraining(sizes, scheme))
+        found += [fine_tuning(sizes, task, scheme, seed) for seed in range(sizes.seeds) for task in sizes.glue.tasks]
+    return found
 
 
 def scores(at: Place, sizes: AlbertSizes) -> dict[str, glue.Scores]:

@@ -7,11 +7,13 @@ are between the two.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +21,8 @@ from locant.analysis.curve import curves
 from locant.experiments.learned import stored_curves
 from locant.experiments.statistics import estimate
 from locant.papers.claim import Cell, Measured, Part, Table
+from locant.papers.place import Place
+from locant.papers.steps import Input
 from locant.spec import scheme
 
 NEAR = 3
@@ -79,6 +83,23 @@ def trained_heads(folder: Path, *, causal: bool) -> list[HeadCurve]:
         if curve.field == "bias"
         for number, values in enumerate(curve.values, 1)
     ]
+
+
+@dataclass(frozen=True)
+class TrainedCurves:
+    """Reads the curves of trained models; the function of a `Measuring` step."""
+
+    runs: tuple[Input, ...]
+    causal: bool
+
+    def __call__(self, at: Place) -> dict[str, Any]:
+        """Returns the curves of all heads, model by model."""
+        found = [trained_heads(run.path(at), causal=self.causal) for run in self.runs]
+        return {"models": [[dataclasses.asdict(head) for head in heads] for heads in found]}
+
+    def cost(self, at: Place) -> float:
+        """Returns the floating-point operations: reading some files."""
+        return 1e9
 
 
 def initial_heads(spec: str, layers: int, heads: int, reach: int, seed: int, *, causal: bool) -> list[HeadCurve]:

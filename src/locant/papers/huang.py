@@ -32,6 +32,7 @@ from locant.papers.offsets import Offsets, Tables
 from locant.papers.place import Place
 from locant.papers.retrieval import Retrieval
 from locant.papers.rules import Criterion, Exact, Larger, NotWorse
+from locant.papers.similarity import Similarity
 from locant.papers.steps import Measuring, Step, Training, made, source
 
 # ---- SQuAD ----------------------------------------------------------------------------------------
@@ -43,9 +44,9 @@ def of_arm(at: Place, arm: str) -> Training:
     return squad.native(size.squad) if arm == ABSOLUTE else squad.warm(size.squad, size.spec(arm), size.budget)
 
 
-def cold_arms(at: Place) -> Training:
-    """Returns the fine-tuning of all cold arms."""
-    return squad.cold(at.size.squad, tuple(at.size.spec(arm) for arm in at.size.arms))
+def cold_arm(at: Place, arm: str) -> Training:
+    """Returns the fine-tuning of a cold arm."""
+    return squad.cold(at.size.squad, at.size.spec(arm))
 
 
 class MethodFourIsBest(Claim):
@@ -69,12 +70,12 @@ class MethodFourIsBest(Claim):
         "have the advantage. All seeds of a warm arm start from one adapted model. At the small sizes F1 is far below "
         "that of a trained BERT, on a part of the training set."
     )
-    sources = ("squad", "encoder", "wikitext", "glue:STS-B")
+    sources = ("squad", "encoder", "wikitext")
 
     def steps(self, at: Place) -> list[Step]:
         size: Sizes = at.size
         warm = squad.warm_steps(size.squad, tuple(size.spec(arm) for arm in size.arms), size.budget)
-        return [squad.native(size.squad), *warm, cold_arms(at)]
+        return [squad.native(size.squad), *warm, *(cold_arm(at, arm) for arm in size.arms)]
 
     def measure(self, at: Place) -> Measured:
         size: Sizes = at.size
@@ -83,9 +84,8 @@ class MethodFourIsBest(Claim):
             for metric in ("f1", "exact_match")
         }
         cold = {
-            metric: {arm: scores[size.spec(arm)] for arm in size.arms}
+            metric: {arm: squad.only(squad.scores(at, cold_arm(at, arm), metric)) for arm in size.arms}
             for metric in found
-            for scores in [squad.scores(at, cold_arms(at), metric)]
         }
         return method_four_against_others(found, cold, {ABSOLUTE: self.over_absolute, "shaw": self.over_shaw})
 
@@ -223,22 +223,19 @@ class NearDropIn(Claim):
     sources = ("encoder", "wikitext", "glue:STS-B", "qmsum")
 
     def steps(self, at: Place) -> list[Step]:
-        found: list[Step] = [_retrieval(at, None)]
+        found: list[Step] = [_similarity(at, None), _retrieval(at, None)]
         for model in _models(at):
-            found += [model.step, _retrieval(at, model)]
+            found += [model.step, _similarity(at, model), _retrieval(at, model)]
         return found
 
     def measure(self, at: Place) -> Measured:
         size: Sizes = at.size
-        original = at.measured(_retrieval(at, None).name)["ndcg"]
+        scored = (("STS-B", _similarity, "correlation"), ("retrieval", _retrieval, "ndcg"))
         rows = []
         for model in _models(at):
-            numbers = at.measured(_scored(size, model).name)
-            states = {row["state"]: row for row in numbers["rows"]}
-            sts = states["adapted" if model.budget else "fitted"]["stsb"]
-            rows.append(Kept(model.method, model.budget, model.seed, "STS-B", sts, states["original"]["stsb"]))
-            found = at.measured(_retrieval(at, model).name)["ndcg"]
-            rows.append(Kept(model.method, model.budget, model.seed, "retrieval", found, original))
+            for test, step, number in scored:
+                found, original = (at.measured(step(at, each).name)[number] for each in (model, None))
+                rows.append(Kept(model.method, model.budget, model.seed, test, found, original))
         asks = {"STS-B": (self.sts, 0.97), "retrieval": (self.retrieval, 0.9)}
         return kept_of_original(rows, size.budget, asks)
 
@@ -257,6 +254,11 @@ class Swapped:
         """The step that makes it."""
         return squad.adapted(self.spec, self.budget, self.seed)
 
+    @property
+    def name(self) -> str:
+        """Its name in those of steps."""
+        return f"{slug(self.spec)}-{self.budget}steps-s{self.seed}"
+
 
 def _models(at: Place) -> list[Swapped]:
     """All methods with all budgets and seed 0, and method 4 with the small budget and further seeds."""
@@ -266,15 +268,17 @@ def _models(at: Place) -> list[Swapped]:
     return [*every, *(Swapped(BEST, size.spec(BEST), size.budget, seed) for seed in range(1, size.adapted_seeds))]
 
 
-def _scored(size: Sizes, model: Swapped) -> Step:
-    """The adaptation that scored a model on STS-B: a fitted model is a state of the one with the small budget."""
-    return squad.adapted(model.spec, model.budget or size.budget, model.seed)
+def _similarity(at: Place, model: Swapped | None) -> Measuring:
+    """STS-B of a model; of the original if it is None."""
+    name, read = ("original", ENCODER) if model is None else (model.name, made(model.step.name))
+    task = Similarity(read, ENCODER, source("glue:STS-B"))
+    return Measuring(f"huang-similarity-{name}", task, task.cost)
 
 
 def _retrieval(at: Place, model: Swapped | None) -> Measuring:
+    """Retrieval of meetings, in the same way."""
     size: Sizes = at.size
-    name = "original" if model is None else f"{slug(model.spec)}-{model.budget}steps-s{model.seed}"
-    read = ENCODER if model is None else made(model.step.name)
+    name, read = ("original", ENCODER) if model is None else (model.name, made(model.step.name))
     task = Retrieval(read, ENCODER, source("qmsum"), size.meetings, size.chunk, size.chunks)
     return Measuring(f"huang-retrieval-{name}", task, task.cost)
 
@@ -344,7 +348,7 @@ class LearnedOffsets(Claim):
         "The models imitate one original, so its own preference for near tokens is part of the result; the seeds "
         "differ in the fit and the training, not in the original. The paper gives no numbers for its figures."
     )
-    sources = ("encoder", "wikitext", "glue:STS-B")
+    sources = ("encoder", "wikitext")
 
     def steps(self, at: Place) -> list[Step]:
         size: Sizes = at.size

@@ -33,8 +33,8 @@ class Sizes:
                original and 10 warm arms with 4 seeds are 22 rounds of two runs, 7 cold arms with 3 seeds 11 rounds:
                6,800 s.
     GLUE       A seed costs 340 s: 4 methods with 4 seeds, and the original with 6, which another paper shares: 3,740 s.
-    adapting   Fit 45 s, scores and agreement in four states 110 s, 5 s a step: 12 arms and seeds of 30 steps and 4 of
-               90 take 6,100 s on one core, about 4,700 s on two. With fewer steps an adaptation is worse than its fit.
+    adapting   Fit 45 s, agreement in four states 30 s, 5 s a step: 12 arms and seeds of 30 steps and 4 of
+               90 take 4,800 s on one core, about 3,700 s on two. With fewer steps an adaptation is worse than its fit.
     retrieval  60 meetings of 4,096 tokens and their queries, 110 to 130 s a model on one core: 15 models take about
                1,500 s.
     """

@@ -5,11 +5,12 @@ findings/A1.json    verdict, effects and tables of a claim
 
 and of its steps, in the same folder, or for several papers in the folder above:
 
-steps/NAME.json     a step that is done, and how long it took
+steps/NAME.json     whether a step is done, how long it took, and the numbers that claims read
 runs/NAME/          a comparison, as `locant compare` makes it
 models/NAME/        a fitted or adapted model
-measured/NAME.json  numbers of an analysis
 texts/NAME/         texts joined from several sources
+
+Claims read steps/ alone. What else a step leaves is for later steps.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from locant.papers.sources import find_source, name_of_source
 from locant.runs import files
 
-RUNS, MODELS, MEASURED, TEXTS, STEPS, FINDINGS = "runs", "models", "measured", "texts", "steps", "findings"
+RUNS, MODELS, TEXTS, STEPS, FINDINGS = "runs", "models", "texts", "steps", "findings"
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,13 @@ class Place:
         return find_source(name_of_source(name, self.size), self.data)
 
     def measured(self, name: str) -> dict[str, Any]:
-        """Returns the numbers of a `Measuring` step."""
-        return files.read_json(self.work / MEASURED / f"{name}.json")
+        """Returns the numbers of a step that is done."""
+        found: dict[str, Any] = files.read_json(self.mark(name))["numbers"]
+        return found
+
+    def mark(self, name: str) -> Path:
+        """Returns the file in steps/ of a step."""
+        return self.work / STEPS / f"{name}.json"
 
     def model(self, name: str) -> Path:
         """Returns the folder of the model of a `Fitting` or `Adapting` step."""

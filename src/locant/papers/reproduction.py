@@ -3,8 +3,9 @@
 The folder records the preset, the version, the sizes and the rules before the first step. With other ones it is
 refused, so a rule cannot change between a run and its verdict.
 
-A claim with a stored finding is not run again. So reproduction.json and findings/ are enough to continue elsewhere:
-runs and models of the finished claims can be deleted.
+A claim with a stored finding is not run again, and of a step that is done the numbers are enough. So reproduction.json,
+findings/ and steps/ are all that is needed to continue elsewhere. Models and texts of a finished step are made again
+only if a step that is not done reads them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from locant.runs.untrusted import shortened
 from locant.version import __version__
 
 FILE = "reproduction.json"
-FOLDERS = ("runs", "models", "measured", "texts", STEPS, FINDINGS)
+FOLDERS = ("runs", "models", "texts", STEPS, FINDINGS)
 NOT_RUN = "not run"
 LONGEST = 48 * 3600.0
 """Seconds of estimated work beyond which a reproduction does not start unless it is told to."""
@@ -54,7 +54,7 @@ class Planned:
     """The steps that a reproduction needs, and how long they take by the formula."""
 
     steps: tuple[Step, ...]
-    left: tuple[Step, ...]  # those that are not done, of claims without a finding
+    left: tuple[Step, ...]  # those that will run
     seconds: float  # of those that are left, on this machine
     gpu_hours: float  # of all steps, on one A100
 
@@ -103,11 +103,23 @@ def plan(claims: Sequence[Claim], at: Place) -> Planned:
     """Returns the steps of the claims, and the time that the remaining ones take."""
     steps = unique(step for claim in claims for step in claim.steps(at))
     needed = unique(step for claim in claims if not has_finding(claim, at) for step in claim.steps(at))
-    left = [step for step in needed if not is_done(step, at)]
+    left = remaining(needed, at)
     speed, slots = machine_speed(), cores()
     # A step in this process uses all cores, but small models gain little from more than one.
     seconds = sum(step.operations(at) / speed / (slots if step.parallel else 1.3) for step in left)
     return Planned(tuple(steps), tuple(left), seconds, sum(step.operations(at) for step in steps) / GPU / 3600)
+
+
+def remaining(steps: Sequence[Step], at: Place) -> list[Step]:
+    """Returns the steps that must run: those that are not done, and those whose models or texts these read and that
+    have been deleted. A step comes after those that it reads."""
+    wanted: set[str] = set()
+    found = []
+    for step in reversed(steps):
+        if not is_done(step, at) or (step.name in wanted and not step.is_there(at)):
+            found.append(step)
+            wanted |= step.reads
+    return found[::-1]
 
 
 def hours_on_a_gpu(claim: Claim, at: Place) -> float:
@@ -146,20 +158,20 @@ def run(claims: Sequence[Claim], at: Place, *, on_step: OnStep = _silent) -> Ite
     share that is done. A claim whose step fails is not run; the others continue. A stored finding is yielded as it is.
     """
     with run_folder.held(at.work):
-        total = len(unique(step for claim in claims if not has_finding(claim, at) for step in claim.steps(at)))
+        needed = unique(step for claim in claims if not has_finding(claim, at) for step in claim.steps(at))
+        total = len(remaining(needed, at))
         begun: set[str] = set()
         failed: dict[str, str] = {}
         for claim in claims:
             if has_finding(claim, at):
                 yield _read(_finding(claim, at))
                 continue
-            for step in claim.steps(at):
-                begun.add(step.name)
-                if step.name in failed or is_done(step, at):
+            for step in remaining(unique(iter(claim.steps(at))), at):
+                if step.name in failed:
                     continue
+                begun.add(step.name)
                 try:
-                    with _timed(step, at):
-                        step.run(at, on_step(step, len(begun), total))
+                    _do(step, at, on_step(step, len(begun), total))
                 except (ValueError, RuntimeError, OSError, NotImplementedError) as problem:
                     failed[step.name] = str(problem)
                     break
@@ -171,7 +183,7 @@ def _judge(claim: Claim, at: Place, failed: dict[str, str]) -> Finding:
     if missing:
         why = failed.get(missing[0].name, "")
         return Finding(claim.id, NOT_RUN, problem=f"{missing[0].name} is not done{': ' + why if why else ''}")
-    seconds = sum(float(files.read_json(_mark(step, at))["seconds"]) for step in claim.steps(at))
+    seconds = sum(float(files.read_json(at.mark(step.name))["seconds"]) for step in claim.steps(at))
     found = claim.measure(at)
     return Finding(claim.id, claim.verdict(found), found, seconds)
 
@@ -214,22 +226,22 @@ def _read(path: Path) -> Finding:
 
 def is_done(step: Step, at: Place) -> bool:
     """Whether a step has been completed."""
-    return _mark(step, at).exists() and bool(files.read_json(_mark(step, at)).get("done"))
+    mark = at.mark(step.name)
+    return mark.exists() and bool(files.read_json(mark).get("done"))
 
 
-def _mark(step: Step, at: Place) -> Path:
-    return at.work / STEPS / f"{step.name}.json"
+def _do(step: Step, at: Place, progress: Callable[[float], None]) -> None:
+    """Runs a step and writes its mark: whether it is done, the seconds of all attempts, and its numbers.
 
-
-@contextmanager
-def _timed(step: Step, at: Place) -> Iterator[None]:
-    """Writes the mark of a step: whether it is done, and the seconds of all attempts."""
-    mark, start = _mark(step, at), time.monotonic()
-    before = float(files.read_json(mark)["seconds"]) if mark.exists() else 0.0
-    done = False
+    A step that is done and runs again, because its models were deleted, keeps its numbers: claims may have read them.
+    """
+    mark, start = at.mark(step.name), time.monotonic()
+    before = files.read_json(mark) if mark.exists() else {"done": False, "seconds": 0.0}
+    numbers = None
     try:
-        yield
-        done = True
+        numbers = step.run(at, progress)
     finally:
-        content: dict[str, Any] = {"done": done, "seconds": before + time.monotonic() - start}
-        files.write_json(mark, content)
+        if not before["done"]:
+            seconds = float(before["seconds"]) + time.monotonic() - start
+            after: dict[str, Any] = {"done": numbers is not None, "seconds": seconds, "numbers": numbers}
+            files.write(mark, json.dumps(after, ensure_ascii=False) + "\n")

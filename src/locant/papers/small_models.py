@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass
 
 from locant.experiments.results import RunResult
+from locant.papers.glue import slug
 from locant.papers.place import Place
 from locant.papers.steps import Training, source
 
@@ -31,8 +32,9 @@ class Shape:
 
 
 def language(
-    at: Place, name: str, schemes: tuple[str, ...], shape: Shape, steps: int, *, task: str, seeds: int, longest: int = 1
-) -> Training:
+    at: Place, name: str, schemes: tuple[str, ...], shape: Shape, steps: int, *, task: str, seeds: int,
+    longest: int = 1, keep_log: bool = True,
+) -> Training:  # fmt: skip
     """Returns the training of language models on WikiText-2, causal or masked.
 
     The models of the paper are masked ones, and the experiments were first planned with them. In four trials with a
@@ -45,7 +47,8 @@ def language(
         f"quick:length={size.length},batch={size.batch},rate={size.rate:g},vocabulary={size.vocabulary},"
         f"layers={shape.layers},heads={shape.heads},width={shape.width},evaluated={size.evaluated},longest={longest}"
     )
-    return Training(name, task, schemes, seeds, steps, preset, source("wikitext"), MODELS[task])
+    data = source("wikitext")
+    return Training(name, task, schemes, seeds, steps, preset, data, MODELS[task], keep_log=keep_log)
 
 
 def table_models(at: Place) -> dict[tuple[Shape, int], Training]:
@@ -80,10 +83,11 @@ def masked_models(at: Place) -> list[Training]:
     ]
 
 
-def extrapolation(at: Place) -> Training:
-    """Returns the training of the models that are tested at longer lengths."""
+def extrapolation(at: Place, scheme: str) -> Training:
+    """Returns the training of the models of one scheme that are tested at longer lengths: one step per scheme, so that
+    what is done is kept, and a claim about one scheme waits for no other."""
     size = at.size
     return language(
-        at, "tisa-lengths", EXTRAPOLATING, size.extrapolating, size.extrapolating_steps, task=size.task,
-        seeds=size.seeds, longest=size.longest,
+        at, f"tisa-lengths-{slug(scheme)}", (scheme,), size.extrapolating, size.extrapolating_steps, task=size.task,
+        seeds=size.seeds, longest=size.longest, keep_log=False,
     )  # fmt: skip

@@ -16,7 +16,6 @@ from locant.papers.place import Place
 from locant.papers.steps import Adapting, Fitting, Step, Training, made, source
 
 SQUAD = source("squad")
-STSB = (("stsb", source("glue:STS-B")),)
 
 Scores = Mapping[int, float]
 """Seed -> score."""
@@ -51,10 +50,10 @@ def native(sizes: SquadSizes) -> Training:
     return Training("huang-squad-native", "squad", (NATIVE,), sizes.seeds, sizes.steps, sizes.preset, SQUAD, ENCODER)
 
 
-def cold(sizes: SquadSizes, schemes: tuple[str, ...]) -> Training:
-    """Returns the fine-tuning of all cold arms."""
-    seeds = sizes.cold_seeds
-    return Training("huang-squad-cold", "squad", schemes, seeds, sizes.steps, sizes.preset, SQUAD, ENCODER)
+def cold(sizes: SquadSizes, scheme: str) -> Training:
+    """Returns the fine-tuning of one cold arm."""
+    name, seeds = f"huang-squad-cold-{slug(scheme)}", sizes.cold_seeds
+    return Training(name, "squad", (scheme,), seeds, sizes.steps, sizes.preset, SQUAD, ENCODER)
 
 
 def warm(sizes: SquadSizes, scheme: str, budget: int) -> Training:
@@ -70,7 +69,7 @@ def adapted(scheme: str, budget: int, seed: int = 0) -> Fitting | Adapting:
     if budget == 0:
         return fitting(scheme)
     name = f"huang-adapted-{slug(scheme)}-{budget}steps-s{seed}"
-    return Adapting(name, ENCODER, scheme, TEXT, budget, seed=seed, tasks=STSB)
+    return Adapting(name, ENCODER, scheme, TEXT, budget, seed=seed)
 
 
 def warm_steps(sizes: SquadSizes, schemes: tuple[str, ...], budget: int) -> list[Step]:

@@ -1,5 +1,8 @@
 """The work of a reproduction, in steps: trainings, fits, adaptations, analyses. Each resumes after an interruption.
 
+A step returns the numbers that claims read, and may leave models or texts that later steps read. The numbers are kept;
+the rest can be deleted, and is made again if a step that is not done needs it.
+
 No step trains anything itself: comparisons come from `locant.experiments`, adaptations from `locant.adaptation`.
 
 Functions import what loads transformers: it takes seconds, and the command must start sooner.
@@ -7,12 +10,12 @@ Functions import what loads transformers: it takes seconds, and the command must
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,11 @@ from locant.experiments.results import RunResult, outcomes
 from locant.experiments.tasks import find_task
 from locant.experiments.work import Run
 from locant.papers.cost import Shape, shape_of
-from locant.papers.place import MEASURED, MODELS, TEXTS, Place
+from locant.papers.place import MODELS, TEXTS, Place
 from locant.runs import files, run_folder, text_source
 from locant.runs.budget import Budget
 
+WEIGHTS = "model.safetensors"
 GUESSES = {"minilm": Shape(6, 384), "bert": Shape(12, 768)}
 """Shapes of pretrained encoders, for the estimate where the model, or one made from it, is not there yet."""
 Progress = Callable[[float], None]
@@ -47,6 +51,13 @@ class Input:
         if folder is not None:
             return at.work / folder / self.name
         return at.runs(self.kind) / comparison.RUNS / self.name
+
+    @property
+    def step(self) -> str | None:
+        """The name of the step that makes it; None if it is of the data folder."""
+        if self.kind == "source":
+            return None
+        return self.name if self.kind in ("model", "text") else self.kind
 
 
 def source(name: str) -> Input:
@@ -70,8 +81,8 @@ class Step(ABC):
     name: str
 
     @abstractmethod
-    def run(self, at: Place, progress: Progress) -> None:
-        """Does the work, or what is left of it."""
+    def run(self, at: Place, progress: Progress) -> dict[str, Any]:
+        """Does the work, or what is left of it; returns the numbers that claims read."""
 
     @abstractmethod
     def operations(self, at: Place) -> float:
@@ -85,6 +96,27 @@ class Step(ABC):
     def parallel(self) -> bool:
         """Whether the step uses one process per core."""
         return False
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The names of the steps whose models, texts or tokens this one reads."""
+        return frozenset(each.step for each in _inputs(self) if each.step is not None)
+
+    def is_there(self, at: Place) -> bool:
+        """Whether what later steps read of this one has not been deleted."""
+        return True
+
+
+def _inputs(thing: Any) -> Iterator[Input]:
+    """All inputs among the fields of a step and of the function that it calls."""
+    if isinstance(thing, Input):
+        yield thing
+    elif isinstance(thing, tuple):
+        for each in thing:
+            yield from _inputs(each)
+    elif dataclasses.is_dataclass(thing):
+        for field in dataclasses.fields(thing):
+            yield from _inputs(getattr(thing, field.name))
 
 
 @dataclass(frozen=True)
@@ -100,9 +132,10 @@ class Training(Step):
     data: Input
     model: str | Input | None = None  # a shape made from scratch, or a trained model; None for the task's default
     keep_models: bool = False  # whether the weights are needed after the test; else they are deleted
+    keep_log: bool = False  # whether claims read what was logged during training
     shape: Shape | None = None  # of a model that another step makes: the estimate comes before it is there
 
-    def run(self, at: Place, progress: Progress) -> None:
+    def run(self, at: Place, progress: Progress) -> dict[str, Any]:
         out = at.runs(self.name)
         pool = workers.LocalWorkers(self._sizes().threads)
         found = comparison.begin(
@@ -112,13 +145,19 @@ class Training(Step):
         )  # fmt: skip
         runs = [(run, comparison.where(out, run)) for run in comparison.pending(out, found)]
         self._follow(out, found, pool, runs, progress)
-        failed = [each for each in outcomes(out, found) if each.state != "done"]
+        done = outcomes(out, found)
+        failed = [each for each in done if each.state != "done"]
         if failed:
             reasons = "; ".join(f"{each.run.name}: {each.reason or 'not finished'}" for each in failed[:3])
             raise RuntimeError(f"{len(failed)} of {len(found.runs())} runs of {self.name} did not finish ({reasons})")
         if not self.keep_models:
             for run in found.runs():
-                (comparison.where(out, run) / "model.safetensors").unlink(missing_ok=True)
+                (comparison.where(out, run) / WEIGHTS).unlink(missing_ok=True)
+        return {"runs": [self._numbers(each) for each in done]}
+
+    def _numbers(self, done: RunResult) -> dict[str, Any]:
+        log = {"log": done.steps} if self.keep_log else {}
+        return {"scheme": done.run.scheme, "seed": done.run.seed, "tests": done.tests, "cost": done.cost, **log}
 
     def _follow(
         self, out: Path, found: comparison.Comparison, pool: Any, runs: list[tuple[Run, Path]], progress: Progress
@@ -132,9 +171,11 @@ class Training(Step):
                 progress(min(1.0, max(done, earlier) / total))
 
     def results(self, at: Place) -> list[RunResult]:
-        """Returns the runs."""
-        out = at.runs(self.name)
-        return outcomes(out, comparison.open_folder(out))
+        """Returns the runs. Those that do not keep their log have no steps."""
+        return [
+            RunResult(_run(each["scheme"], each["seed"]), "done", "", each.get("log", []), each["tests"], each["cost"])
+            for each in at.measured(self.name)["runs"]
+        ]
 
     def scores(self, at: Place, metric: str = "", length: int | None = None) -> dict[str, dict[int, float]]:
         """Returns scheme -> seed -> score, at one length (default: the trained one)."""
@@ -148,7 +189,12 @@ class Training(Step):
 
     def model_of(self, scheme: str, seed: int) -> Input:
         """Returns the trained model of one run; the step must keep its models."""
-        return Input(self.name, Run(None, scheme, seed).name)  # type: ignore[arg-type]
+        return Input(self.name, _run(scheme, seed).name)
+
+    def is_there(self, at: Place) -> bool:
+        runs = [self.model_of(scheme, seed).path(at) for scheme in self.schemes for seed in range(self.seeds)]
+        file = WEIGHTS if self.keep_models else run_folder.DONE
+        return (at.runs(self.name) / comparison.DATA).exists() and all((run / file).exists() for run in runs)
 
     def operations(self, at: Place) -> float:
         sizes, task = self._sizes(), find_task(self.task)
@@ -193,7 +239,7 @@ class Fitting(Step):
     text: Input
     seed: int = 0
 
-    def run(self, at: Place, progress: Progress) -> None:
+    def run(self, at: Place, progress: Progress) -> dict[str, Any]:
         from locant.adaptation import fit, sample
         from locant.hf import load
         from locant.hf.saving import save_tokenizer
@@ -204,7 +250,10 @@ class Fitting(Step):
         found = fit(model, self.spec, prose(self.text.path(at)), tokenizer=tokenizer, seed=self.seed)
         model.save_pretrained(out)
         save_tokenizer(tokenizer, model, out)
-        files.write_json(out / "fit.json", {"spec": self.spec, "explained": found.explained, "notices": found.notices})
+        return {"spec": self.spec, "explained": found.explained, "notices": found.notices}
+
+    def is_there(self, at: Place) -> bool:
+        return (at.model(self.name) / WEIGHTS).exists()
 
     def operations(self, at: Place) -> float:
         return 8 * shape_of_input(self.model, at).training(10_000, 128)  # measured: 40 to 90 s for MiniLM on one core
@@ -222,51 +271,52 @@ class Adapting(Step):
     length: int = 256
     train: str = "all"
     seed: int = 0
-    tasks: tuple[tuple[str, Input], ...] = ()  # scores of `locant adapt --eval`: (("stsb", source("glue:STS-B")),)
 
-    def run(self, at: Place, progress: Progress) -> None:
-        from locant.adaptation import adapting, sample, scores
-        from locant.hf.pooling import pooling_of
-        from locant.hf.sentence_folder import sentence_folder
+    def run(self, at: Place, progress: Progress) -> dict[str, Any]:
+        if not (at.model(self.name) / run_folder.DONE).exists():  # else killed after it, before the step's own mark
+            self._adapt(at, progress)
+        return files.read_json(self._numbers(at))
 
-        if (at.model(self.name) / run_folder.DONE).exists():  # killed after the adaptation, before the step's own mark
-            return
+    def _numbers(self, at: Place) -> Path:
+        """A file beside the model: `adapt` is done before its step is."""
+        return at.model(self.name).parent / f"{self.name}.json"
+
+    def _adapt(self, at: Place, progress: Progress) -> None:
+        from locant.adaptation import adapting, sample
+
         model, tokenizer = open_model(self.model.path(at))
         lines = sample.pieces(prose(self.text.path(at)))
-        vectors = partial(pooling_of, sentence_folder(model.name_or_path or ""), None)
-        held_out, readable = adapting.held_out(lines), sample.longest(model, self.length)
-        wanted = {
-            name: scores.score(f"{name}:{each.path(at)}", held_out, readable, vectors) for name, each in self.tasks
-        }
 
         def keep(done: Any) -> None:
-            rows = [{"state": r.state, "agreement": r.agreement, "parameters": r.parameters, **r.scores}
-                    for r in done.rows]  # fmt: skip
-            files.write_json(at.work / MEASURED / f"{self.name}.json", {"measure": done.measure, "rows": rows,
-                                                                         "explained": done.fit.explained})  # fmt: skip
+            rows = [{"state": r.state, "agreement": r.agreement, "parameters": r.parameters} for r in done.rows]
+            found = {"measure": done.measure, "rows": rows, "explained": done.fit.explained}
+            files.write_json(self._numbers(at), found)
 
         adapting.adapt(
             model, self.spec, lines, budget=f"{self.steps}steps", train=self.train, tokenizer=tokenizer,
-            out=at.model(self.name), scores=wanted, length=self.length, seed=self.seed,
+            out=at.model(self.name), length=self.length, seed=self.seed,
             on_evaluation=lambda found, steps: progress(found.step / max(1, steps)), on_result=keep,
         )  # fmt: skip
 
     def operations(self, at: Place) -> float:
         shape = shape_of_input(self.model, at)
-        # The fit, and scores and agreement in four states.
-        return 20 * shape.training(10_000, 128) + 1.4 * shape.training(self.steps * 4096, self.length)
+        # The fit, and agreement in four states.
+        return 13 * shape.training(10_000, 128) + 1.4 * shape.training(self.steps * 4096, self.length)
+
+    def is_there(self, at: Place) -> bool:
+        return (at.model(self.name) / WEIGHTS).exists()
 
 
 @dataclass(frozen=True)
 class Measuring(Step):
-    """An analysis whose numbers are kept in a JSON file."""
+    """An analysis. Its function is a dataclass if it reads what other steps made: the inputs are among its fields."""
 
     name: str
     function: Callable[[Place], dict[str, Any]]
     cost: Callable[[Place], float]  # floating-point operations
 
-    def run(self, at: Place, progress: Progress) -> None:
-        files.write_json(at.work / MEASURED / f"{self.name}.json", self.function(at))
+    def run(self, at: Place, progress: Progress) -> dict[str, Any]:
+        return self.function(at)
 
     def operations(self, at: Place) -> float:
         return self.cost(at)
@@ -279,14 +329,23 @@ class Joining(Step):
     name: str
     texts: tuple[Input, ...]
 
-    def run(self, at: Place, progress: Progress) -> None:
+    def run(self, at: Place, progress: Progress) -> dict[str, Any]:
         found = [text_source.text(str(each.path(at))) for each in self.texts]
         out = at.work / TEXTS / self.name
         files.write(out / "train.txt", "\n".join(text.train for text in found))
         files.write(out / "valid.txt", "\n".join(text.test for text in found))
+        return {}
+
+    def is_there(self, at: Place) -> bool:
+        return (at.work / TEXTS / self.name / "valid.txt").exists()
 
     def operations(self, at: Place) -> float:
         return 1e9
+
+
+def _run(scheme: str, seed: int) -> Run:
+    """A run by its scheme and seed, without settings: enough for its name."""
+    return Run(None, scheme, seed)  # type: ignore[arg-type]
 
 
 def shape_of_input(model: Input, at: Place) -> Shape:

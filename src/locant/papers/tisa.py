@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from locant.experiments import comparison
 from locant.papers import albert_glue, glue, head_kinds, longer_inputs, table_training
 from locant.papers.albert_glue import AlbertSizes
 from locant.papers.claim import Claim, Measured, Paper, Part, Table
@@ -23,7 +22,15 @@ from locant.papers.place import Place
 from locant.papers.position_counts import count_parameters
 from locant.papers.position_tables import heads_found, measure_tables, tables_found
 from locant.papers.rules import Criterion, Larger, NotWorse
-from locant.papers.small_models import TISA, Shape, extrapolation, longest_runs, masked_models, table_models
+from locant.papers.small_models import (
+    EXTRAPOLATING,
+    TISA,
+    Shape,
+    extrapolation,
+    longest_runs,
+    masked_models,
+    table_models,
+)
 from locant.papers.steps import Measuring, Step
 from locant.papers.table_training import TrainedTable
 
@@ -289,14 +296,16 @@ class AnyLength(Claim):
     sources = ("wikitext",)
 
     def steps(self, at: Place) -> list[Step]:
-        return [extrapolation(at)]
+        return [extrapolation(at, scheme) for scheme in EXTRAPOLATING]
 
     def measure(self, at: Place) -> Measured:
-        step = extrapolation(at)
+        steps = {scheme: extrapolation(at, scheme) for scheme in EXTRAPOLATING}
         lengths = [at.size.length * 2**n for n in range(at.size.longest.bit_length())]
-        scores = {length: step.scores(at, length=length) for length in lengths}
-        refused = {row["length"] for run in step.results(at) if run.run.scheme == "native" for row in run.tests
-                   if row["refused"]}  # fmt: skip
+        scores = {
+            length: {scheme: step.scores(at, length=length)[scheme] for scheme, step in steps.items()}
+            for length in lengths
+        }
+        refused = {row["length"] for run in steps["native"].results(at) for row in run.tests if row["refused"]}
         found = longer_inputs.by_length(scores, [criterion.asks for criterion in self.criteria])
         said = f"The table cannot read {', '.join(map(str, sorted(refused)))} tokens." if refused else ""
         return Measured(found.parts, found.tables, [*found.sentences, *([said] if said else [])])
@@ -322,13 +331,17 @@ class InterpretableCurves(Claim):
     sources = ("wikitext",)
 
     def steps(self, at: Place) -> list[Step]:
-        return [extrapolation(at)]
+        return [extrapolation(at, TISA), self._curves(at)]
+
+    def _curves(self, at: Place) -> Measuring:
+        runs = tuple(extrapolation(at, TISA).model_of(TISA, seed) for seed in range(at.size.seeds))
+        work = head_kinds.TrainedCurves(runs, at.size.task == "clm")
+        return Measuring("tisa-curves", work, work.cost)
 
     def measure(self, at: Place) -> Measured:
-        step, shape = extrapolation(at), at.size.extrapolating
-        runs = [run.run for run in step.results(at) if run.run.scheme == TISA]
-        folder, causal = at.runs(step.name), at.size.task == "clm"
-        trained = {run.seed: head_kinds.trained_heads(comparison.where(folder, run), causal=causal) for run in runs}
+        shape, causal = at.size.extrapolating, at.size.task == "clm"
+        found = at.measured(self._curves(at).name)["models"]
+        trained = {seed: [head_kinds.HeadCurve(**head) for head in heads] for seed, heads in enumerate(found)}
         initial = {
             seed: head_kinds.initial_heads(TISA, shape.layers, shape.heads, -min(heads[0].r), seed, causal=causal)
             for seed, heads in trained.items()

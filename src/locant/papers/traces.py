@@ -153,7 +153,7 @@ def tokens_of(data: Any, part: str) -> Tensor:
 class TraceOfRun:
     """Measures the models of one run of a training step: before training, those kept on the way, and at the end."""
 
-    training: str  # name of the step
+    model: Input  # of the run
     scheme: str
     seed: int
     sequences: int
@@ -167,7 +167,7 @@ class TraceOfRun:
         from locant.hf import load
 
         quiet()
-        out = at.runs(self.training)
+        out = at.runs(self.model.kind)
         found = comparison.open_folder(out)
         run, work = Run(found.work, self.scheme, self.seed), found.work
         here, data = comparison.where(out, run), out / comparison.DATA
@@ -238,10 +238,10 @@ def ids_of(tokenizer: Any, text: str) -> Tensor:
 class Bigrams:
     """Measures a smoothed bigram model on the tokens of a `clm` training: the same training and test tokens."""
 
-    training: str
+    model: Input  # of any of its runs
 
     def __call__(self, at: Place) -> dict[str, Any]:
-        out = at.runs(self.training)
+        out = at.runs(self.model.kind)
         preset = comparison.open_folder(out).work.preset
         train, test = (tokens_of(out / comparison.DATA, part).numpy() for part in ("train", "test"))
         longest = preset.length * preset.longest

@@ -20,12 +20,14 @@ from locant.papers.steps import Step
 from locant.papers.traces import Probing
 from locant.papers.variance_steps import (
     BASELINE,
+    CAUSAL,
     MASKED,
     NOPE,
     TRACED,
     adapting,
     bigram_step,
     comparing,
+    losses,
     reading,
     tracing,
     training,
@@ -219,15 +221,16 @@ class TrainingLeavesTheFall(Claim):
     sources = ("wikitext", "stories")
 
     def steps(self, at: Place) -> list[Step]:
-        return [training(at, "clm"), bigram_step(), *(step for each in TRACED for step in tracing(at, "clm", each)),
-                *adapting(at)]  # fmt: skip
+        traced = [step for each in TRACED for step in (training(at, "clm", each), *tracing(at, "clm", each))]
+        others = [training(at, "clm", scheme) for scheme in CAUSAL if scheme not in TRACED]
+        return [*traced, bigram_step(at), *others, *adapting(at)]
 
     def measure(self, at: Place) -> Measured:
         points = {
             scheme: [at.measured(step.name)["points"] for step in tracing(at, "clm", scheme)] for scheme in TRACED
         }
-        losses = training(at, "clm").scores(at)
-        bigram = at.measured(bigram_step().name)["loss"]
+        causal = losses(at, "clm")
+        bigram = at.measured(bigram_step(at).name)["loss"]
         stories = at.measured("variance-stories") if at.size.adapt_steps else {}
         ends = [each[-1] for each in points[NOPE]]
         falls = [[-slope for slope in slopes(each["variance"])] for each in ends]
@@ -235,8 +238,8 @@ class TrainingLeavesTheFall(Claim):
         parts = [Part(self.MEAN, "mean over the layers", estimate([sum(each) / len(each) for each in falls]))]
         parts += [Part(self.LAYERS, f"layer {n}", each) for n, each in enumerate(over_seeds(falls), 1)]
         parts.append(Part(self.PROBE, f"layer {middle}", estimate([skill(each["probes"], middle) for each in ends])))
-        parts.append(Part(self.LEARNED, NOPE, estimate([bigram - loss for loss in losses[NOPE].values()])))
-        tables, sentences = after_training(points, stories, losses, bigram)
+        parts.append(Part(self.LEARNED, NOPE, estimate([bigram - loss for loss in causal[NOPE].values()])))
+        tables, sentences = after_training(points, stories, causal, bigram)
         return Measured(parts, tables, sentences)
 
 
@@ -258,7 +261,7 @@ class BidirectionalModelsLackIt(Claim):
     sources = ("wikitext",)
 
     def steps(self, at: Place) -> list[Step]:
-        return [*reading(at), training(at, "mlm"), *tracing(at, "mlm", NOPE)]
+        return [*reading(at), training(at, "mlm", NOPE), *tracing(at, "mlm", NOPE)]
 
     def measure(self, at: Place) -> Measured:
         random = [at.measured(step.name) for step in reading(at)]
@@ -320,11 +323,13 @@ class ModelsWithoutPositionsCompete(Claim):
     sources = ("wikitext",)
 
     def steps(self, at: Place) -> list[Step]:
-        return [training(at, "clm"), bigram_step(), training(at, "mlm")]
+        causal, masked = ([training(at, task, scheme) for scheme in schemes]
+                          for task, schemes in (("clm", CAUSAL), ("mlm", MASKED)))  # fmt: skip
+        return [*causal, bigram_step(at), *masked]
 
     def measure(self, at: Place) -> Measured:
-        causal, masked = (training(at, task).scores(at) for task in ("clm", "mlm"))
-        bigram = at.measured(bigram_step().name)["loss"]
+        causal, masked = (losses(at, task) for task in ("clm", "mlm"))
+        bigram = at.measured(bigram_step(at).name)["loss"]
         close = gain(causal[NOPE], causal[BASELINE], higher_is_better=False)
         parts = [Part(self.CLOSE, f"{NOPE} against {BASELINE}", close)]
         parts += [

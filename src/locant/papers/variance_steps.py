@@ -36,8 +36,9 @@ def comparing(at: Place) -> list[Measuring]:
     return [_measuring(f"variance-theory-s{each.seed}", each) for each in work]
 
 
-def training(at: Place, task: str) -> Training:
-    """Returns the trainings of one task, `clm` or `mlm`."""
+def training(at: Place, task: str, scheme: str) -> Training:
+    """Returns the training of one scheme on one task, `clm` or `mlm`: one step each, so that its models can be measured
+    before the next scheme begins."""
     size: Sizes = at.size
     causal = task == "clm"
     preset = (
@@ -46,9 +47,15 @@ def training(at: Place, task: str) -> Training:
         f"kept={size.kept if causal else 0}"
     )
     return Training(
-        f"variance-{task}", task, CAUSAL if causal else MASKED, size.seeds,
+        f"variance-{task}-{scheme}", task, (scheme,), size.seeds,
         size.causal_steps if causal else size.masked_steps, preset, source("wikitext"), keep_models=True,
     )  # fmt: skip
+
+
+def losses(at: Place, task: str) -> dict[str, dict[int, float]]:
+    """Returns scheme -> seed -> test loss."""
+    schemes = CAUSAL if task == "clm" else MASKED
+    return {scheme: training(at, task, scheme).scores(at)[scheme] for scheme in schemes}
 
 
 def tracing(at: Place, task: str, scheme: str) -> list[Measuring]:
@@ -57,16 +64,17 @@ def tracing(at: Place, task: str, scheme: str) -> list[Measuring]:
     shape, kept = Shape(size.layers, size.width), size.kept if task == "clm" else 0
     work = [
         TraceOfRun(
-            f"variance-{task}", scheme, seed, size.windows, size.probing, scheme == NOPE, shape, size.length, kept
+            training(at, task, scheme).model_of(scheme, seed), scheme, seed, size.windows, size.probing, scheme == NOPE,
+            shape, size.length, kept,
         )
         for seed in range(size.seeds)
-    ]
+    ]  # fmt: skip
     return [_measuring(f"variance-trace-{task}-{scheme}-s{each.seed}", each) for each in work]
 
 
-def bigram_step() -> Measuring:
+def bigram_step(at: Place) -> Measuring:
     """Returns the step that computes the loss of bigrams on the tokens of the causal models."""
-    return _measuring("variance-bigrams", Bigrams("variance-clm"))
+    return _measuring("variance-bigrams", Bigrams(training(at, "clm", NOPE).model_of(NOPE, 0)))
 
 
 def adapting(at: Place) -> list[Step]:

@@ -6,8 +6,8 @@ import textwrap
 from pathlib import Path
 
 from locant.analysis.curve import Curve
-from locant.report.tables import csv_lines
 from locant.runs import files
+from locant.runs.csv_text import csv_lines
 
 
 def draw_curves(curves: list[Curve], path: Path) -> None:

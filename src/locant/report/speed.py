@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from locant.analysis.speed import Cost
-from locant.report.tables import csv_lines
 from locant.runs import files
+from locant.runs.csv_text import csv_lines
 
 
 def cost_line(cost: Cost) -> str:

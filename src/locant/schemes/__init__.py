@@ -36,6 +36,7 @@ CLASSES = {
     "pope": "pope.Pope",
     "fade": "fade.Fade",
     "logn": "logn.Logn",
+    "local": "local.Local",
     "fope": "fope.Fope",
     "dape": "dape.Dape",
 }
@@ -75,6 +76,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports the
     from locant.schemes.interpolated import Interpolated as Interpolated
     from locant.schemes.kerple import Kerple as Kerple
     from locant.schemes.learned import Learned as Learned
+    from locant.schemes.local import Local as Local
     from locant.schemes.logn import Logn as Logn
     from locant.schemes.map import Map as Map
     from locant.schemes.nope import Nope as Nope

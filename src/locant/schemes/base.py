@@ -61,6 +61,8 @@ class Scheme(nn.Module):
     """Names of parameters that `read` alone uses. `terms` does not depend on them, which saves comparing them."""
     mappable: bool = True
     """Its positions or offsets can be mapped. False for a scheme that goes by the order and the number of tokens."""
+    hides: bool = False
+    """It hides pairs of tokens, by logits far below all others. A softcap would show them again, and is refused."""
     has_levels: bool = False
     """`sides` returns levels. A sum can have one part that does."""
     planes: tuple[str, int] | None = None

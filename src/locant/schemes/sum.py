@@ -62,6 +62,7 @@ class Sum(Scheme):
         self.reads_queries = any(part.reads_queries for part in flat)
         self.reads_keys = any(part.reads_keys for part in flat)
         self.read_width = sum(part.read_width for part in flat)
+        self.hides = any(part.hides for part in flat)
         self.has_levels = any(part.has_levels for part in flat)
         self.max_length = min((part.max_length for part in flat if part.max_length is not None), default=None)
 

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256
 """The largest width of queries, values and side vectors: one row of a tile must fit into shared memory."""
+WIDEST_WITH_VECTORS = 128
+"""… in float32 and float16 with tables of vectors, whose products have operands of 32 bits."""
+OLDEST = (8, 0)
+"""The oldest compute capability that Triton supports, and that the kernels were compiled for."""
 
 
 def missing() -> str | None:
@@ -45,6 +49,20 @@ def missing_interpreter() -> str | None:
     loaded = sys.modules.get("triton.language")
     if loaded is not None and hasattr(loaded.sum, "cache_key"):
         return "TRITON_INTERPRET=1 was set after triton had been imported; set it before Python starts"
+    return None
+
+
+def missing_gpu(index: int | None) -> str | None:
+    """Why the kernels cannot be used on a CUDA device; None if they can."""
+    if torch.version.hip is not None:
+        return "it runs on GPUs of NVIDIA, and this torch is for those of AMD"
+    if not torch.cuda.is_available():
+        return None  # a fake tensor: nothing runs
+    found = torch.cuda.get_device_capability(index)
+    if found < OLDEST:
+        return (
+            f"it needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or later; this one has {found[0]}.{found[1]}"
+        )
     return None
 
 

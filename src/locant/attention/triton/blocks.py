@@ -24,6 +24,9 @@ class Blocks(NamedTuple):
 INTERPRETED = Blocks(16, 16, 1, 1)
 """The interpreter has no registers to run out of. Small tiles test the edges of tiles on short sequences."""
 
+SMALLEST = Blocks(16, 16, 8, 1)
+"""A matrix product has at least 16 rows and columns."""
+
 CANDIDATES = (
     Blocks(128, 64, 8, 2), Blocks(128, 64, 4, 2), Blocks(64, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2),
     Blocks(32, 32, 4, 2), Blocks(32, 32, 2, 2), Blocks(32, 32, 8, 1, True), Blocks(16, 16, 8, 1),
@@ -68,8 +71,8 @@ TABLE: dict[tuple[int, int], dict[str, tuple[Blocks, Blocks, Blocks]]] = {
 }  # fmt: skip
 """By compute capability and head size, then by kernel: the blocks for each of `KINDS`.
 
-They are the largest tiles that spilled no registers in the configurations of `resources.CONFIGURATIONS` that were
-compiled. docs/gpu.md lists the exceptions, most of them vectors at a head size of 128. There 16 × 16 tiles with eight
+They are the largest tiles that spilled no registers in the configurations of `resources.CONFIGURATIONS`. docs/gpu.md
+lists the exceptions, most of them vectors at a head size of 128. There 16 × 16 tiles with eight
 warps spilled nothing, but they are four times as many, and their warps would compute the same numbers.
 
 - Two thirds of a tile's registers are its logits, BM · BN, and its accumulators, BM · width. So tiles shrink with the
@@ -89,16 +92,32 @@ warps spilled nothing, but they are four times as many, and their warps would co
 def choose_blocks(width: int, kind: str, itemsize: int, capability: int, kernel: str) -> Blocks:
     """The sizes for a kernel.
 
-    width       the larger one of the head sizes of keys and values.
+    width       the largest width of queries, values, and vectors that tables are multiplied by.
     kind        one of `KINDS`.
     itemsize    bytes per number of q and k. Products of float32 use no tensor cores, and take small tiles.
     capability  80 for compute capability 8.0, and so on. From 12.0 on, GPUs have tensor cores like those of 8.0.
     kernel      forward, backward_queries or backward_keys.
     """
     if width > 128 or itemsize == 4:
-        return Blocks(32, 32, 8, 1)
+        # With vectors, 32 × 32 tiles of float32 spilled up to 10 KB, and took the compiler up to four minutes.
+        return SMALLEST if kind == "vectors" else Blocks(32, 32, 8, 1)
     generation = 80 if capability < 90 or capability >= 120 else 90 if capability < 100 else 100
     return TABLE[generation, 64 if width <= 64 else 128][kernel][KINDS.index(kind)]
+
+
+def smaller(blocks: Blocks) -> Blocks | None:
+    """The next sizes to try on a device with too little shared memory for `blocks`; None if there are none.
+
+    GPUs of capability 8.6, 8.9 and 12.0 have 99 KB per program, where 8.0 has 163 KB. A bias and a gain at a head size
+    of 128 take 128 KB with two stages.
+    """
+    if blocks.stages > 1:
+        return blocks._replace(stages=1)
+    if blocks[:2] == SMALLEST[:2]:
+        return None
+    return blocks._replace(
+        queries=max(SMALLEST.queries, blocks.queries // 2), keys=max(SMALLEST.keys, blocks.keys // 2)
+    )
 
 
 _fastest: dict[Hashable, Blocks] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from locant.attention.fused_call import TABLES, Call
 from locant.attention.triton import kernels
-from locant.attention.triton.blocks import INTERPRETED, Blocks, choose_blocks, fastest
+from locant.attention.triton.blocks import INTERPRETED, Blocks, choose_blocks, fastest, smaller
 from locant.attention.triton.kernels.records import Factors, Form, Mask, Positions, Rows, Sizes, Table
 
 PROGRAMS = 1024
@@ -20,6 +20,8 @@ PROGRAMS = 1024
 BUFFER_BYTES = 2**28
 """Most memory for gradients of tables in parts; one part per head is always allowed."""
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_fitting: dict[Hashable, Blocks] = {}
+"""Sizes that fit on a device where those of the table do not, by device, kernel, form and gradients."""
 
 
 class Launch:
@@ -31,6 +33,7 @@ class Launch:
         self.interpreted = not isinstance(kernels.forward, triton.runtime.JITFunction)
         self.batch, self.heads, self.lq, _ = call.q.shape
         self.kv_heads, self.lk = call.k.shape[1], call.k.shape[2]
+        self.fitting: dict[str, Blocks] = {}
         self.tables = self._tables()
         self.columns = next((x.shape[1] for x in self.tables.values()), 1)
 
@@ -47,6 +50,8 @@ class Launch:
         """The sizes of the tiles of a kernel."""
         if self.given_blocks is not None:
             return self.given_blocks
+        if kernel in self.fitting:
+            return self.fitting[kernel]
         if self.interpreted:
             return INTERPRETED
         call, kind = self.call, "numbers"
@@ -55,7 +60,8 @@ class Launch:
         if any(x.ndim == 3 for x in self.tables.values()):
             kind = "vectors"
         major, minor = torch.cuda.get_device_capability(call.q.device)
-        width = max(call.q.shape[3], call.v.shape[3])
+        vectors = (x.shape[2] for name in ("query", "key") if (x := self.tables.get(name)) is not None)
+        width = max(call.q.shape[3], call.v.shape[3], *vectors)
         return choose_blocks(width, kind, call.q.element_size(), 10 * major + minor, kernel)
 
     def form(self, kernel: str) -> Form:
@@ -106,6 +112,24 @@ class Launch:
             scratch=any(x is not None for x in (call.query, call.key, call.value)),
         )
 
+    def _fit(self, kernel: str, run: Callable[[], None], gradients: tuple[str, ...] = ()) -> None:
+        """Runs a kernel: with smaller tiles if the device has too little shared memory for those of the table.
+
+        Triton knows what a kernel needs once it is compiled. The sizes that fit are remembered, so the same call takes
+        the same sizes, whatever was called before.
+        """
+        key = (self.call.q.device, kernel, self.form(kernel), gradients)
+        if key in _fitting:
+            self.fitting[kernel] = _fitting[key]
+        while True:
+            try:
+                return run()
+            except triton.runtime.errors.OutOfResources:  # noqa: PERF203 - a few times in a process
+                found = smaller(self.blocks(kernel))
+                if found is None or self.given_blocks is not None:
+                    raise
+                _fitting[key] = self.fitting[kernel] = found
+
     def _query_blocks(self, kernel: str) -> int:
         """B · ⌈Lq / BM⌉"""
         found: int = self.batch * triton.cdiv(self.lq, self.blocks(kernel).queries)
@@ -148,6 +172,9 @@ class Launch:
 
     def forward(self, out: Tensor, lse: Tensor) -> None:
         """Writes the output, and the sums of each query."""
+        self._fit("forward", lambda: self._forward(out, lse))
+
+    def _forward(self, out: Tensor, lse: Tensor) -> None:
         form = self.form("forward")
         programs = self._programs(self._query_blocks("forward") * self.heads, form)
         sinks = None if self.call.sinks is None else self.call.sinks.float().contiguous()
@@ -166,16 +193,16 @@ class Launch:
         """Writes the gradients into `grads`, except empty ones."""
         delta = (grad.float() * out).sum(-1).contiguous()
         shared = {**self._inputs(), "grad": _rows(grad.to(self.call.q.dtype)), "delta": delta, "lse": lse.contiguous()}
-        self._backward_queries(shared, grads)
-        self._backward_keys(shared, grads)
+        wanted = {name: x for name in TABLES if (x := grads[name]).numel()}
+        self._fit("backward_queries", lambda: self._backward_queries(shared, grads, wanted), tuple(wanted))
+        self._fit("backward_keys", lambda: self._backward_keys(shared, grads))
         if grads["sinks"].numel():
             assert self.call.sinks is not None
             # −Σ_i (weight of the sink) · g·out
             weight = torch.exp((self.call.sinks.float()[:, None] - lse[..., 0]) - lse[..., 1])
             grads["sinks"].copy_(-(weight * delta).sum((0, 2)))
 
-    def _backward_queries(self, shared: dict[str, Any], grads: dict[str, Tensor]) -> None:
-        wanted = {name: x for name in TABLES if (x := grads[name]).numel()}
+    def _backward_queries(self, shared: dict[str, Any], grads: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         form = self.form("backward_queries")
         parts = self._parts(wanted, form)
         buffers = {

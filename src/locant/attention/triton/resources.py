@@ -131,14 +131,20 @@ def compile_kernel(name: str, form: Form, blocks: Blocks, capability: int) -> Re
     start = time.perf_counter()
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     seconds = time.perf_counter() - start
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(compiled.asm["cubin"])
-        usage = _tool("cuobjdump", "-res-usage", str(path))
-    registers, stack, local = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK", "LOCAL"))  # type: ignore[index]
+    registers, spills = measure(compiled.asm["cubin"])
     ptx = compiled.asm["ptx"]
     tensor_core = len(re.findall(r"^\s*(?:@\S+\s+)?(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)", ptx, re.MULTILINE))
-    return Resources(registers, max(stack, local), compiled.metadata.shared, tensor_core, seconds)
+    return Resources(registers, spills, compiled.metadata.shared, tensor_core, seconds)
+
+
+def measure(cubin: bytes) -> tuple[int, int]:
+    """The registers of a thread, and the bytes that it spills, from machine code."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        usage = _tool("cuobjdump", "-res-usage", str(path))
+    registers, stack, local = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK", "LOCAL"))  # type: ignore[index]
+    return registers, max(stack, local)
 
 
 def _aligned(kernel: Any, signature: dict[str, Any]) -> list[tuple[int, ...]]:

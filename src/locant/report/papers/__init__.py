@@ -86,7 +86,7 @@ def claim_rows(
 ) -> tuple[list[str], list[list[Cell]]]:
     """Returns header and rows of the table of claims."""
     header = ["claim", "what the paper says", "verdict", "effect", "95 % interval", "values", "what the effect is",
-              "minutes", "A100 hours", "command"]  # fmt: skip
+              "minutes", "A100 h", "command"]  # fmt: skip
     rows: list[list[Cell]] = []
     for claim in paper.claims:
         finding = found[claim.id]
@@ -97,7 +97,7 @@ def claim_rows(
                 claim.id, claim.says, finding.verdict, None if effect is None else effect.mean, interval(effect),
                 None if effect is None else effect.count, "" if part is None else f"{part.asks}: {part.name}",
                 round(finding.seconds / 60, 1) if finding.found is not None else None, float(f"{hours[claim.id]:.2g}"),
-                f"locant reproduce {paper.name} --claim {claim.id}",
+                f"--claim {claim.id}",
             ]
         )  # fmt: skip
     return header, rows
@@ -105,10 +105,11 @@ def claim_rows(
 
 def _claims(paper: Paper, preset: str, found: Mapping[str, Finding], hours: Mapping[str, float]) -> Grid:
     header, rows = claim_rows(paper, preset, found, hours)
-    note = (
+    note = (  # the whole command would make the table wider than the page
         "The effect is the first of the claim's effects; its section has all. Minutes are those of the steps that the "
-        "claim needs; a step that several claims share counts for each. A100 hours are what the preset paper would "
-        "take, estimated by a formula. Add --preset, --data and -o to a command; the section of a claim has it whole."
+        "claim needs, and of other work on the machine meanwhile; a step that several claims share counts for each. "
+        "A100 h are the hours that the preset paper would take, estimated by a formula. A command begins with locant "
+        f"reproduce {paper.name}; the section of a claim has it whole."
     )
     return Grid("Claims and verdicts", note, header, rows)
 

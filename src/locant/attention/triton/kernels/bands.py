@@ -73,29 +73,18 @@ def by_query(x, table, tile, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.
     """[BM, BN]: x_i · table[r], for x [BM, BLOCK]."""
     base = table.data + tile.h.to(tl.int64) * table.head
     found = tl.full([C.block_m, C.block_n], 0.0, tl.float32)
-    if C.far:
-        if tile.low == tile.high:
-            a = column_of(base, tile.low, WIDTH, BLOCK)
-            found += tl.sum(x.to(tl.float32) * a[None, :], 1)[:, None]
-        else:
-            if C.consecutive:
-                found = _by_query_in_band(x, base, tile, n, WIDTH, BLOCK, C)
-            else:
-                if tile.band:
-                    found = _by_query_in_band(x, base, tile, n, WIDTH, BLOCK, C)
-                else:
-                    for c in range(tile.low, tile.high + 1):
-                        a = column_of(base, c, WIDTH, BLOCK)
-                        found += tl.where(tile.col == c, tl.sum(x.to(tl.float32) * a[None, :], 1)[:, None], 0.0)
+    if tile.single:
+        a = column_of(base, tile.low, WIDTH, BLOCK)
+        found += tl.sum(x.to(tl.float32) * a[None, :], 1)[:, None]
     else:
-        found = _by_query_in_band(x, base, tile, n, WIDTH, BLOCK, C)
+        if tile.band:
+            a = columns_of(base, _band_columns(tile.gap, C), n, WIDTH, BLOCK)
+            found = _skewed(tile.scratch, table_product(x, tl.trans(a), C), C)
+        else:
+            for c in range(tile.low, tile.high + 1):
+                a = column_of(base, c, WIDTH, BLOCK)
+                found += tl.where(tile.col == c, tl.sum(x.to(tl.float32) * a[None, :], 1)[:, None], 0.0)
     return found
-
-
-@device_function
-def _by_query_in_band(x, base, tile, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
-    a = columns_of(base, _band_columns(tile.gap, C), n, WIDTH, BLOCK)
-    return _skewed(tile.scratch, table_product(x, tl.trans(a), C), C)
 
 
 @device_function
@@ -103,29 +92,18 @@ def by_key(t, table, tile, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.co
     """[BM, BN]: t_j · table[r], for t [BN, BLOCK]."""
     base = table.data + tile.h.to(tl.int64) * table.head
     found = tl.full([C.block_m, C.block_n], 0.0, tl.float32)
-    if C.far:
-        if tile.low == tile.high:
-            a = column_of(base, tile.low, WIDTH, BLOCK)
-            found += tl.sum(t.to(tl.float32) * a[None, :], 1)[None, :]
-        else:
-            if C.consecutive:
-                found = _by_key_in_band(t, base, tile, n, WIDTH, BLOCK, C)
-            else:
-                if tile.band:
-                    found = _by_key_in_band(t, base, tile, n, WIDTH, BLOCK, C)
-                else:
-                    for c in range(tile.low, tile.high + 1):
-                        a = column_of(base, c, WIDTH, BLOCK)
-                        found += tl.where(tile.col == c, tl.sum(t.to(tl.float32) * a[None, :], 1)[None, :], 0.0)
+    if tile.single:
+        a = column_of(base, tile.low, WIDTH, BLOCK)
+        found += tl.sum(t.to(tl.float32) * a[None, :], 1)[None, :]
     else:
-        found = _by_key_in_band(t, base, tile, n, WIDTH, BLOCK, C)
+        if tile.band:
+            a = columns_of(base, _band_columns(tile.gap, C), n, WIDTH, BLOCK)
+            found = _skewed_keys(tile.scratch, table_product(a, tl.trans(t), C), C)
+        else:
+            for c in range(tile.low, tile.high + 1):
+                a = column_of(base, c, WIDTH, BLOCK)
+                found += tl.where(tile.col == c, tl.sum(t.to(tl.float32) * a[None, :], 1)[None, :], 0.0)
     return found
-
-
-@device_function
-def _by_key_in_band(t, base, tile, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
-    a = columns_of(base, _band_columns(tile.gap, C), n, WIDTH, BLOCK)
-    return _skewed_keys(tile.scratch, table_product(a, tl.trans(t), C), C)
 
 
 @device_function
@@ -133,28 +111,17 @@ def for_queries(d, table, tile, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: 
     """[BM, BLOCK]: Σ_j d_ij · table[r]. The gradient of p, and the value term for d = w."""
     base = table.data + tile.h.to(tl.int64) * table.head
     found = tl.full([C.block_m, BLOCK], 0.0, tl.float32)
-    if C.far:
-        if tile.low == tile.high:
-            found += tl.sum(d, 1)[:, None] * column_of(base, tile.low, WIDTH, BLOCK)[None, :]
-        else:
-            if C.consecutive:
-                found = _for_queries_in_band(d, base, tile, n, WIDTH, BLOCK, C)
-            else:
-                if tile.band:
-                    found = _for_queries_in_band(d, base, tile, n, WIDTH, BLOCK, C)
-                else:
-                    for c in range(tile.low, tile.high + 1):
-                        a = column_of(base, c, WIDTH, BLOCK)
-                        found += tl.sum(tl.where(tile.col == c, d, 0.0), 1)[:, None] * a[None, :]
+    if tile.single:
+        found += tl.sum(d, 1)[:, None] * column_of(base, tile.low, WIDTH, BLOCK)[None, :]
     else:
-        found = _for_queries_in_band(d, base, tile, n, WIDTH, BLOCK, C)
+        if tile.band:
+            a = columns_of(base, _band_columns(tile.gap, C), n, WIDTH, BLOCK)
+            found = table_product(_unskewed(tile.scratch, d, C), a, C)
+        else:
+            for c in range(tile.low, tile.high + 1):
+                a = column_of(base, c, WIDTH, BLOCK)
+                found += tl.sum(tl.where(tile.col == c, d, 0.0), 1)[:, None] * a[None, :]
     return found
-
-
-@device_function
-def _for_queries_in_band(d, base, tile, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
-    a = columns_of(base, _band_columns(tile.gap, C), n, WIDTH, BLOCK)
-    return table_product(_unskewed(tile.scratch, d, C), a, C)
 
 
 @device_function
@@ -162,28 +129,17 @@ def for_keys(d, table, tile, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.
     """[BN, BLOCK]: Σ_i d_ij · table[r]. The gradient of t."""
     base = table.data + tile.h.to(tl.int64) * table.head
     found = tl.full([C.block_n, BLOCK], 0.0, tl.float32)
-    if C.far:
-        if tile.low == tile.high:
-            found += tl.sum(d, 0)[:, None] * column_of(base, tile.low, WIDTH, BLOCK)[None, :]
-        else:
-            if C.consecutive:
-                found = _for_keys_in_band(d, base, tile, n, WIDTH, BLOCK, C)
-            else:
-                if tile.band:
-                    found = _for_keys_in_band(d, base, tile, n, WIDTH, BLOCK, C)
-                else:
-                    for c in range(tile.low, tile.high + 1):
-                        a = column_of(base, c, WIDTH, BLOCK)
-                        found += tl.sum(tl.where(tile.col == c, d, 0.0), 0)[:, None] * a[None, :]
+    if tile.single:
+        found += tl.sum(d, 0)[:, None] * column_of(base, tile.low, WIDTH, BLOCK)[None, :]
     else:
-        found = _for_keys_in_band(d, base, tile, n, WIDTH, BLOCK, C)
+        if tile.band:
+            a = columns_of(base, _band_columns(tile.gap, C), n, WIDTH, BLOCK)
+            found = table_product(tl.trans(_unskewed_keys(tile.scratch, d, C)), a, C)
+        else:
+            for c in range(tile.low, tile.high + 1):
+                a = column_of(base, c, WIDTH, BLOCK)
+                found += tl.sum(tl.where(tile.col == c, d, 0.0), 0)[:, None] * a[None, :]
     return found
-
-
-@device_function
-def _for_keys_in_band(d, base, tile, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
-    a = columns_of(base, _band_columns(tile.gap, C), n, WIDTH, BLOCK)
-    return table_product(tl.trans(_unskewed_keys(tile.scratch, d, C)), a, C)
 
 
 # ------------------------------------------------------------------------------------------------- gradients of tables
@@ -217,65 +173,42 @@ def _add_band(base, u, value, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 @device_function
 def sum_by_query(d, x, base, tile, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
     """Adds Σ d_ij · x_i over the pairs of each column to a buffer."""
-    if C.far:
-        if tile.low == tile.high:
-            add_column(base, tile.low, tl.sum(tl.sum(d, 1)[:, None] * x.to(tl.float32), 0), WIDTH, BLOCK)
-        else:
-            if C.consecutive:
-                value = table_product(tl.trans(_unskewed(tile.scratch, d, C)), x, C)
-                _add_band(base, _band_columns(tile.gap, C), value, n, WIDTH, BLOCK)
-            else:
-                if tile.band:
-                    value = table_product(tl.trans(_unskewed(tile.scratch, d, C)), x, C)
-                    _add_band(base, _band_columns(tile.gap, C), value, n, WIDTH, BLOCK)
-                else:
-                    for c in range(tile.low, tile.high + 1):
-                        of_queries = tl.sum(tl.where(tile.col == c, d, 0.0), 1)
-                        add_column(base, c, tl.sum(of_queries[:, None] * x.to(tl.float32), 0), WIDTH, BLOCK)
+    if tile.single:
+        add_column(base, tile.low, tl.sum(tl.sum(d, 1)[:, None] * x.to(tl.float32), 0), WIDTH, BLOCK)
     else:
-        value = table_product(tl.trans(_unskewed(tile.scratch, d, C)), x, C)
-        _add_band(base, _band_columns(tile.gap, C), value, n, WIDTH, BLOCK)
+        if tile.band:
+            value = table_product(tl.trans(_unskewed(tile.scratch, d, C)), x, C)
+            _add_band(base, _band_columns(tile.gap, C), value, n, WIDTH, BLOCK)
+        else:
+            for c in range(tile.low, tile.high + 1):
+                of_queries = tl.sum(tl.where(tile.col == c, d, 0.0), 1)
+                add_column(base, c, tl.sum(of_queries[:, None] * x.to(tl.float32), 0), WIDTH, BLOCK)
 
 
 @device_function
 def sum_by_key(d, t, base, tile, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr):
     """Adds Σ d_ij · t_j over the pairs of each column to a buffer."""
-    if C.far:
-        if tile.low == tile.high:
-            add_column(base, tile.low, tl.sum(tl.sum(d, 0)[:, None] * t.to(tl.float32), 0), WIDTH, BLOCK)
-        else:
-            if C.consecutive:
-                value = table_product(_unskewed_keys(tile.scratch, d, C), t, C)
-                _add_band(base, _band_columns(tile.gap, C), value, n, WIDTH, BLOCK)
-            else:
-                if tile.band:
-                    value = table_product(_unskewed_keys(tile.scratch, d, C), t, C)
-                    _add_band(base, _band_columns(tile.gap, C), value, n, WIDTH, BLOCK)
-                else:
-                    for c in range(tile.low, tile.high + 1):
-                        of_keys = tl.sum(tl.where(tile.col == c, d, 0.0), 0)
-                        add_column(base, c, tl.sum(of_keys[:, None] * t.to(tl.float32), 0), WIDTH, BLOCK)
+    if tile.single:
+        add_column(base, tile.low, tl.sum(tl.sum(d, 0)[:, None] * t.to(tl.float32), 0), WIDTH, BLOCK)
     else:
-        value = table_product(_unskewed_keys(tile.scratch, d, C), t, C)
-        _add_band(base, _band_columns(tile.gap, C), value, n, WIDTH, BLOCK)
+        if tile.band:
+            value = table_product(_unskewed_keys(tile.scratch, d, C), t, C)
+            _add_band(base, _band_columns(tile.gap, C), value, n, WIDTH, BLOCK)
+        else:
+            for c in range(tile.low, tile.high + 1):
+                of_keys = tl.sum(tl.where(tile.col == c, d, 0.0), 0)
+                add_column(base, c, tl.sum(of_keys[:, None] * t.to(tl.float32), 0), WIDTH, BLOCK)
 
 
 @device_function
 def sum_numbers(d, base, tile, n, C: tl.constexpr):
     """Adds Σ d_ij over the pairs of each column to a buffer of numbers."""
-    if C.far:
-        if tile.low == tile.high:
-            add_column(base, tile.low, tl.sum(tl.sum(d, 1), 0), 1, 1)
-        else:
-            if C.consecutive:
-                _add_band(base, _band_columns(tile.gap, C), tl.sum(_unskewed(tile.scratch, d, C), 0)[:, None], n, 1, 1)
-            else:
-                if tile.band:
-                    _add_band(
-                        base, _band_columns(tile.gap, C), tl.sum(_unskewed(tile.scratch, d, C), 0)[:, None], n, 1, 1
-                    )
-                else:
-                    for c in range(tile.low, tile.high + 1):
-                        add_column(base, c, tl.sum(tl.sum(tl.where(tile.col == c, d, 0.0), 1), 0), 1, 1)
+    if tile.single:
+        add_column(base, tile.low, tl.sum(tl.sum(d, 1), 0), 1, 1)
     else:
-        _add_band(base, _band_columns(tile.gap, C), tl.sum(_unskewed(tile.scratch, d, C), 0)[:, None], n, 1, 1)
+        if tile.band:
+            value = tl.sum(_unskewed(tile.scratch, d, C), 0)[:, None]
+            _add_band(base, _band_columns(tile.gap, C), value, n, 1, 1)
+        else:
+            for c in range(tile.low, tile.high + 1):
+                add_column(base, c, tl.sum(tl.sum(tl.where(tile.col == c, d, 0.0), 1), 0), 1, 1)

@@ -7,7 +7,7 @@ import triton.language as tl
 from locant.attention.triton.kernels.bands import by_key, by_query
 from locant.attention.triton.kernels.dropout import kept
 from locant.attention.triton.kernels.records import Keys, Queries
-from locant.attention.triton.kernels.tiles import column_of, device_function, product, rows
+from locant.attention.triton.kernels.tiles import column_of, device_function, product, rows, table_product
 
 
 @device_function
@@ -66,6 +66,13 @@ def _tanh(x):
 
 
 @device_function
+def _slope_of_tanh(x):
+    """The derivative of tanh as 4e / (1 + e)²: in 1 − tanh² nearly all digits cancel where tanh is flat."""
+    e = tl.exp(-2.0 * tl.abs(x))
+    return 4.0 * e / ((1.0 + e) * (1.0 + e))
+
+
+@device_function
 def _content(qt, kt, gain, tile, C: tl.constexpr):
     """[BM, BN]: q_iᵀ G_r k_j, without a gain of numbers. A gain of vectors takes a product for each column."""
     if C.gain == 2:
@@ -73,7 +80,7 @@ def _content(qt, kt, gain, tile, C: tl.constexpr):
         found = tl.full([C.block_m, C.block_n], 0.0, tl.float32)
         for c in range(tile.low, tile.high + 1):
             g = column_of(base, c, C.width, C.width_block)
-            found += tl.where(tile.col == c, product(qt.to(tl.float32) * g[None, :], tl.trans(kt), C), 0.0)
+            found += tl.where(tile.col == c, table_product(qt.to(tl.float32) * g[None, :], tl.trans(kt), C), 0.0)
     else:
         found = product(qt, tl.trans(kt), C)
     return found
@@ -146,8 +153,10 @@ def gradients_of(queries, keys, gt, vt, sums, tables, seed, limit, tile, n, f, C
         dropped, dw = tl.where(stays, w * f.keep, 0.0), tl.where(stays, dw * f.keep, 0.0)
     dlogit = tl.where(tile.seen, w * (dw - delta[:, None]), 0.0)
     if C.softcap:
-        capped = logit / f.softcap
-        dlogit = tl.where(tile.seen, dlogit * (1.0 - capped * capped), 0.0)
+        uncapped = x
+        if C.temperature:
+            uncapped = x * queries.temperature[:, None]
+        dlogit = tl.where(tile.seen, dlogit * _slope_of_tanh(uncapped / f.softcap), 0.0)
     dx = dlogit
     if C.temperature:
         dx = dlogit * queries.temperature[:, None]

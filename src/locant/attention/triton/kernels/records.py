@@ -171,8 +171,9 @@ class Tile(NamedTuple):
     j: Any  # [BN], the keys
     seen: Any  # [BM, BN], whether a query may attend to a key
     col: Any  # [BM, BN], the columns of the pairs
-    low: Any  # the first and the last column; a far tile has one
+    low: Any  # the first and the last column
     high: Any
     gap: Any  # the column of the first pair, before clipping
-    band: Any  # whether positions are consecutive
+    single: Any  # whether it has one column; a constant if tiles cannot be far
+    band: Any  # whether its positions are consecutive; a constant if all are
     scratch: Any

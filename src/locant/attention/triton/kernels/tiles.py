@@ -109,13 +109,12 @@ def column_of(base, c, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @device_function
 def query_positions(q_pos, b, i, start, n, C: tl.constexpr):
-    """The positions of queries. Those behind the last one go on by ones from the first, so that a tile stays a band."""
+    """The positions of queries. Those behind the last one have the position of the first in the tile."""
     if C.consecutive:
         found = i + (n.lk - n.lq)
     else:
         at = q_pos.data + b.to(tl.int64) * q_pos.batch
-        beyond = tl.load(at + start) + (i - start)
-        found = tl.where(i < n.lq, tl.load(at + i, mask=i < n.lq, other=0), beyond)
+        found = tl.where(i < n.lq, tl.load(at + i, mask=i < n.lq, other=0), tl.load(at + start))
     return found
 
 
@@ -126,8 +125,7 @@ def key_positions(k_pos, b, j, start, n, C: tl.constexpr):
         found = j
     else:
         at = k_pos.data + b.to(tl.int64) * k_pos.batch
-        beyond = tl.load(at + start) + (j - start)
-        found = tl.where(j < n.lk, tl.load(at + j, mask=j < n.lk, other=0), beyond)
+        found = tl.where(j < n.lk, tl.load(at + j, mask=j < n.lk, other=0), tl.load(at + start))
     return found
 
 
@@ -157,22 +155,32 @@ def any_of(seen):
 def _kind(qp, kp, i, j, start, at, n, C: tl.constexpr):
     """The first and the last column of a tile, the column of its first pair before clipping, and whether it is a band.
 
-    `start` and `at` are the first query and the first key. A far tile has one column.
+    `start` and `at` are the first query and the first key.
     """
     if C.consecutive:
         gap = at - (start + (n.lk - n.lq)) - n.first
         low, high = _clip(gap - (C.block_m - 1), n), _clip(gap + (C.block_n - 1), n)
-        band = gap == gap
+        band: tl.constexpr = True  # the compiler leaves out what other tiles would need
     else:
-        # The first of a band is the smallest.
+        # The first of a band is the smallest. Places behind the last query and the last key do not count.
         q_low, k_low = tl.min(qp, 0), tl.min(kp, 0)
-        apart = tl.sum((qp - q_low != i - start).to(tl.int32), 0)
-        apart += tl.sum((kp - k_low != j - at).to(tl.int32), 0)
+        apart = tl.sum(((qp - q_low != i - start) & (i < n.lq)).to(tl.int32), 0)
+        apart += tl.sum(((kp - k_low != j - at) & (j < n.lk)).to(tl.int32), 0)
         gap = tl.minimum(tl.maximum(k_low - q_low - n.first, -(2**30)), 2**30).to(tl.int32)
         low = _clip(k_low - tl.max(qp, 0) - n.first, n).to(tl.int32)
         high = _clip(tl.max(kp, 0) - q_low - n.first, n).to(tl.int32)
         band = apart == 0
     return low, high, gap, band
+
+
+@device_function
+def _single(low, high, C: tl.constexpr):
+    """Whether a tile has one column: it lies beyond an end of the tables."""
+    if C.far:
+        found = low == high
+    else:
+        found: tl.constexpr = False
+    return found
 
 
 @device_function
@@ -217,4 +225,4 @@ def tile_of(b, h, i, j, start, at, qp, kp, seen, scratch, n, C: tl.constexpr):
     # Columns are computed here, and not from the offsets of `visible`: those have 64 bits, and would stay in registers.
     col = _clip(kp[None, :] - qp[:, None] - n.first, n).to(tl.int32)
     low, high, gap, band = _kind(qp, kp, i, j, start, at, n, C)
-    return Tile(b, h, start, at, i, j, seen, col, low, high, gap, band, scratch)
+    return Tile(b, h, start, at, i, j, seen, col, low, high, gap, _single(low, high, C), band, scratch)
