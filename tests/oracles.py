@@ -83,11 +83,11 @@ def first_embedding(params: Params, options: Options, d_model: int, p: int) -> A
 
 
 def sinusoidal_embedding(params: Params, options: Options, d_model: int, p: int) -> Array:
-    """e_{p,2t} = sin(p theta^(-2t/d)), e_{p,2t+1} = cos(p theta^(-2t/d))  (Vaswani et al. 2017)."""
+    """e_{p,2t} = amplitude sin(p theta^(-2t/d)), e_{p,2t+1} = amplitude cos(p theta^(-2t/d))  (Vaswani et al. 2017)."""
     e = np.zeros(d_model)
     for c in range(d_model):
         angle = p * options["theta"] ** (-2 * (c // 2) / d_model)
-        e[c] = math.sin(angle) if c % 2 == 0 else math.cos(angle)
+        e[c] = options["amplitude"] * (math.sin(angle) if c % 2 == 0 else math.cos(angle))
     return e
 
 

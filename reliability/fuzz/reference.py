@@ -191,7 +191,8 @@ def embedding(part: Part, pos: Tensor, d_model: int, a: Arithmetic) -> Tensor:
         return torch.where((pos == 0)[..., None], part.params["first"], part.params["rest"])
     pairs = torch.arange(d_model, dtype=torch.float64) // 2
     angle = a.constant(pos.double()[..., None] * part.options["theta"] ** (-2 * pairs / d_model))
-    return a.store(torch.where(torch.arange(d_model) % 2 == 0, angle.sin(), angle.cos()).to(a.dtype))
+    waves = torch.where(torch.arange(d_model) % 2 == 0, angle.sin(), angle.cos())
+    return a.store((part.options["amplitude"] * waves).to(a.dtype))
 
 
 def _mapped_embedding(part: Part, pos: Tensor, d_model: int, a: Arithmetic) -> Tensor:

@@ -113,7 +113,7 @@ def _fope(rng: Random, size: Size) -> Options:
 OPTIONS: dict[str, Callable[[Random, Size], Options]] = {
     "nope": lambda rng, size: {},
     "learned": lambda rng, size: {"length": rng.choice([1, 8, 64, 300])},
-    "sinusoidal": lambda rng, size: {"theta": rng.choice([50.0, 10000.0])},
+    "sinusoidal": lambda rng, size: {"theta": rng.choice([50.0, 10000.0]), "amplitude": rng.choice([1.0, 0.02])},
     "first": lambda rng, size: {},
     "shaw": _shaw,
     "xl": lambda rng, size: {"theta": rng.choice([50.0, 10000.0])},

@@ -18,6 +18,7 @@ from locant.papers import bigrams, reproduction
 from locant.papers.place import Place
 from locant.papers.random_models import RandomShape, compare, octaves
 from locant.papers.rules import CONFIRMED, CONTRADICTED, NOT_SHOWN
+from locant.papers.small_models import SINES
 from locant.papers.traces import Bigrams, Probing, Windows, attention_rows, layer_of
 from locant.papers.variance import PAPER, Sizes
 from locant.papers.variance_steps import comparing, reading, tracing, training
@@ -224,8 +225,8 @@ def trained(at, monkeypatch, losses, bigram=5.0):
 
 
 LOSSES = {
-    "clm": {"learned": 4.50, "nope": 4.52, "sinusoidal": 4.5, "alibi": 4.4, "rope": 4.4},
-    "mlm": {"learned": 4.0, "nope": 6.0, "sinusoidal": 4.0, "alibi": 6.0},
+    "clm": {"learned": 4.50, "nope": 4.52, SINES: 4.5, "alibi": 4.4, "rope": 4.4},
+    "mlm": {"learned": 4.0, "nope": 6.0, SINES: 4.0, "alibi": 6.0},
 }
 
 

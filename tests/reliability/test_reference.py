@@ -169,7 +169,7 @@ def test_gradients_are_those_of_finite_differences(spec):
     assert torch.autograd.gradcheck(attention, leaves, fast_mode=True)
 
 
-@pytest.mark.parametrize("spec", ["learned:length=64", "sinusoidal:theta=50", "first"])
+@pytest.mark.parametrize("spec", ["learned:length=64", "sinusoidal:theta=50", "sinusoidal:amplitude=0.02", "first"])
 def test_embeddings(spec):
     scheme = cases.build(spec)
     ((part, _),) = parts_of(scheme)

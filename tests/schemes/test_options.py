@@ -11,7 +11,7 @@ from locant.schemes.base import DIMS
 DEFAULTS = {
     "nope": {},
     "learned": {"length": 512},
-    "sinusoidal": {"theta": 10000},
+    "sinusoidal": {"theta": 10000, "amplitude": 1},
     "first": {},
     "shaw": {"clip": 64, "heads": "shared", "values": True},
     "xl": {"theta": 10000},
@@ -102,6 +102,7 @@ def test_whole_numbers_from_the_least_on(name, option, least):
 POSITIVE = [
     *((name, "theta") for name in ("sinusoidal", "xl", "rope", "xpos", "sandwich", "pope", "fope")),
     *(("rope", option) for option in ("partial", "factor", "beta_fast", "beta_slow", "low", "high")),
+    ("sinusoidal", "amplitude"),
     ("xpos", "base"),
     ("xpos", "gamma"),
     ("tisa2", "min_field"),

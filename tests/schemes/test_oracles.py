@@ -84,13 +84,15 @@ def test_property_any_heads_positions_and_masks(data):
     compare(cases.build(spec, n_heads=h), q, k, v, q_pos, k_pos, causal=causal, mask=mask)
 
 
-@pytest.mark.parametrize("spec", ["learned:length=64", "sinusoidal", "sinusoidal:theta=50"])
+@pytest.mark.parametrize(
+    "spec", ["learned:length=64", "sinusoidal", "sinusoidal:theta=50", "sinusoidal:amplitude=0.02"]
+)
 def test_embeddings(spec):
     scheme = cases.build(spec)
     pos = torch.tensor([[0, 5, 63], [1, 1, 2]])
     got = scheme.embed(pos)
     params = {name: value.detach().numpy() for name, value in scheme.state_dict().items()}
-    options = {"theta": 10000.0, **scheme.options()}
+    options = {"theta": 10000.0, "amplitude": 1.0, **scheme.options()}
     for row in range(2):
         for column in range(3):
             e = oracles.EMBEDDINGS[scheme.name()](params, options, cases.D_MODEL, int(pos[row, column]))

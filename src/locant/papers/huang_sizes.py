@@ -23,6 +23,9 @@ WORDS = {
 """Arms by name, and what a reader calls them."""
 CLIPPED = ("shaw", "huang1", "huang2", "huang3", BEST)
 """Arms whose table ends at a clip."""
+SINES = "sinusoidal:amplitude=0.035"
+"""Sines as long as the rows of MiniLM's position table, whose root mean square is 0.025. With amplitude 1 they would be
+13 times as long as the token embeddings."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Sizes:
 
     def spec(self, arm: str) -> str:
         """Returns the scheme of an arm."""
+        if arm == "sinusoidal":
+            return SINES
         return f"{arm}:clip={self.clip}" if arm in CLIPPED else arm
 
     @property

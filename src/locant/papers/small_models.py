@@ -11,7 +11,9 @@ from locant.papers.place import Place
 from locant.papers.steps import Training, source
 
 TISA = "tisa:kernels=5"
-EXTRAPOLATING = (TISA, "native", "nope", "sinusoidal", "alibi")
+SINES = "sinusoidal:amplitude=0.02"
+"""Sines as long as the fresh token embeddings of GPT-2 and BERT. With amplitude 1 GPT-2 does not learn: docs/log.md."""
+EXTRAPOLATING = (TISA, "native", "nope", SINES, "alibi")
 """Schemes that are tested past their trained length."""
 MODELS = {"clm": "gpt2", "mlm": "bert"}
 """Task -> the model that is made for it."""

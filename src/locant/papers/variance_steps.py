@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from locant.papers.cost import Shape
+from locant.papers.glue import slug
 from locant.papers.place import Place
 from locant.papers.random_models import CompareWithTheory, ReadPositions
+from locant.papers.small_models import SINES
 from locant.papers.steps import Adapting, Measuring, Step, Training, made, source
 from locant.papers.traces import Bigrams, TraceOfModels, TraceOfRun
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
     from locant.papers.variance import Sizes
 
 NOPE, BASELINE = "nope", "learned"
-CAUSAL = (BASELINE, NOPE, "sinusoidal", "alibi", "rope")
-MASKED = (BASELINE, NOPE, "sinusoidal", "alibi")
+CAUSAL = (BASELINE, NOPE, SINES, "alibi", "rope")
+MASKED = (BASELINE, NOPE, SINES, "alibi")
 TRACED = (NOPE, "rope", BASELINE)
 """Schemes of the causal models whose variance is measured."""
 STORIES = {"rope": "stories15M", NOPE: "stories15M, adapted to nope"}
@@ -47,7 +49,7 @@ def training(at: Place, task: str, scheme: str) -> Training:
         f"kept={size.kept if causal else 0}"
     )
     return Training(
-        f"variance-{task}-{scheme}", task, (scheme,), size.seeds,
+        f"variance-{task}-{slug(scheme)}", task, (scheme,), size.seeds,
         size.causal_steps if causal else size.masked_steps, preset, source("wikitext"), keep_models=True,
     )  # fmt: skip
 
@@ -69,7 +71,7 @@ def tracing(at: Place, task: str, scheme: str) -> list[Measuring]:
         )
         for seed in range(size.seeds)
     ]  # fmt: skip
-    return [_measuring(f"variance-trace-{task}-{scheme}-s{each.seed}", each) for each in work]
+    return [_measuring(f"variance-trace-{task}-{slug(scheme)}-s{each.seed}", each) for each in work]
 
 
 def bigram_step(at: Place) -> Measuring:
