@@ -10,15 +10,18 @@ import time
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 import locant
 from locant.adaptation import distillation, training
+from locant.adaptation.adapting import CAUSAL_LENGTH, trained_on
+from locant.adaptation.fit_record import kept_fit
 from locant.adaptation.output_folder import OutputFolder
 from locant.adaptation.schedule import Pace
 from locant.runs.budget import Budget
 from tests import bert, hf_models, words
-from tests.adaptations import adapted
+from tests.adaptations import FIT_TOKENS, TEXT, TOKENS, adapted
 
 
 def test_the_folder_opens_as_the_adapted_model(tmp_path):
@@ -42,6 +45,56 @@ def test_the_folder_opens_as_the_adapted_model(tmp_path):
     with pytest.raises(ValueError, match="is done"):
         locant.adapt(locant.load(path), "alibi", words.text(), out=tmp_path / "out")
     assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_an_adaptation_that_resumes_does_not_fit_again(tmp_path, monkeypatch):
+    """A second fit under a time limit may end elsewhere."""
+    monkeypatch.setattr(training.Stage, "every", 2)
+
+    def stop(found, steps):
+        if found.step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adapted(hf_models.make("bert"), budget="4steps", out=tmp_path / "stopped", on_evaluation=stop)
+    whole = adapted(hf_models.make("bert"), budget="4steps", out=tmp_path / "whole")
+    said = []
+    again = adapted(hf_models.make("bert"), budget="4steps", out=tmp_path / "stopped", on_stage=said.append)
+    assert "training" in said
+    assert not [stage for stage in said if stage.startswith("fitting")]
+    assert again.fit.heads == whole.fit.heads
+    assert again.fit.notices == whole.fit.notices
+    assert again.rows == whole.rows
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("stopped", "whole")]
+    assert weights[0] == weights[1]
+    assert not (tmp_path / "stopped" / "fitted.safetensors").exists()
+
+
+def test_the_kept_fit_of_a_rotary_model_has_its_queries(tmp_path, monkeypatch):
+    monkeypatch.setattr(training.Stage, "every", 1)
+
+    def stop(found, steps):
+        if found.step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adapted(hf_models.make("llama"), budget="2steps", out=tmp_path, on_evaluation=stop)
+    changed = load_file(tmp_path / "fitted.safetensors")
+    assert [name for name in changed if "q_proj" in name]
+    model = hf_models.make("llama")
+    found = kept_fit(tmp_path, model, "tisa:kernels=3")
+    fresh = hf_models.make("llama")
+    fitted = locant.fit(fresh, "tisa:kernels=3", trained_on(TEXT), tokenizer=TOKENS, length=CAUSAL_LENGTH, queries=True,
+                        tokens=FIT_TOKENS)  # fmt: skip
+    assert found.heads == fitted.heads
+    ids = torch.randint(5, 60, (2, 30))
+    assert torch.equal(hf_models.output(model, input_ids=ids), hf_models.output(fresh, input_ids=ids))
+
+
+def test_a_damaged_fit_is_refused_in_words(tmp_path):
+    (tmp_path / "fitted.safetensors").write_bytes(b"no fit")
+    with pytest.raises(ValueError, match=r"fitted\.safetensors is damaged"):
+        kept_fit(tmp_path, hf_models.make("bert"), "tisa")
 
 
 def test_a_folder_rejects_another_adaptation(tmp_path):

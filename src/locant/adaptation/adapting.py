@@ -25,6 +25,7 @@ from locant.adaptation.by_length import rows_by_length
 from locant.adaptation.contrast import Contrast, Contrasted, Documents, contrast_stage, held_out_documents
 from locant.adaptation.distillation import Teacher, TrainingBatches, distill, frozen_copy, seconds_per_step
 from locant.adaptation.evaluator import Evaluator
+from locant.adaptation.fit_record import keep_fit, kept_fit
 from locant.adaptation.fitting import LENGTH as FIT_LENGTH
 from locant.adaptation.fitting import Fit, fit
 from locant.adaptation.output_folder import OutputFolder
@@ -218,7 +219,11 @@ class _Stages:
         return done
 
     def fit(self, budget: Budget) -> Fit:
-        return fit(
+        """Fits the model; a resumed adaptation reads the fit that its folder has."""
+        found = kept_fit(self.folder.path, self.model, self.spec) if self.folder.resumed else None
+        if found is not None:
+            return found
+        found = fit(
             self.model,
             self.spec,
             trained_on(self.lines),
@@ -229,6 +234,9 @@ class _Stages:
             queries=self.train == "all" and _rotates(self.model),
             seconds=None if budget.seconds is None else FIT_SHARE * budget.seconds,
         )
+        if self.folder.kept:
+            keep_fit(self.folder.path, found, self.teacher.model)
+        return found
 
     def steps(self, budget: Budget, pace: Pace | None, fit_seconds: float) -> tuple[int, list[str]]:
         """Returns the number of training steps, and notices if the model is fitted only."""

@@ -2,6 +2,7 @@
 
 adapt.json         model, scheme, text, budget, trained weights, seed, steps; at the end the table and the heads
 metrics.jsonl      agreement during training
+fitted.safetensors the fit, for an adaptation that resumes; deleted at the end
 checkpoint-N/      where a killed training resumes; deleted at the end
 contrast/          the same for the contrastive stage, and its best state; deleted at the end
 contrast.csv       retrieval and agreement by step of the contrastive stage, if there was one
@@ -23,6 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from locant.adaptation import fit_record
 from locant.adaptation.card import card
 from locant.adaptation.result import Adapted
 from locant.adaptation.schedule import FEW, Pace
@@ -106,9 +108,9 @@ class OutputFolder:
         return self.path / CONTRAST
 
     def finish(self) -> None:
-        """Marks the folder as done and deletes the checkpoints. Nothing is written after this."""
+        """Marks the folder as done and deletes the checkpoints and the fit. Nothing is written after this."""
         files.write(self.path / run_folder.DONE, datetime.now(timezone.utc).isoformat(timespec="seconds") + "\n")
-        _delete_checkpoints(self.path)
+        _delete_unfinished(self.path)
 
 
 @contextmanager
@@ -122,7 +124,7 @@ def opened(out: Path | str | None, settings: dict[str, Any]) -> Iterator[OutputF
     run_folder.check(path, FILE)
     with run_folder.held(path, resumes=lambda: _resumes(path)):
         if (path / run_folder.DONE).exists():
-            _delete_checkpoints(path)
+            _delete_unfinished(path)
             raise ValueError(f"the adaptation in {path} is done; open it with locant.load, or choose a new folder")
         there = files.read_json(path / FILE) if (path / FILE).exists() else {}
         if "steps" in there:  # without it no training has begun, and there is nothing to resume
@@ -148,8 +150,10 @@ def _resumes(path: Path) -> bool:
     return (path / run_folder.DONE).exists() or checkpoints != [None, None]
 
 
-def _delete_checkpoints(path: Path) -> None:
+def _delete_unfinished(path: Path) -> None:
+    """Deletes what only an adaptation that resumes needs."""
     run_folder.delete_checkpoints(path)
+    (path / fit_record.FILE).unlink(missing_ok=True)
     shutil.rmtree(path / CONTRAST, ignore_errors=True)
 
 

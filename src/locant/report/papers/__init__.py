@@ -97,7 +97,7 @@ def claim_rows(
                 claim.id, claim.says, finding.verdict, None if effect is None else effect.mean, interval(effect),
                 None if effect is None else effect.count, "" if part is None else f"{part.asks}: {part.name}",
                 round(finding.seconds / 60, 1) if finding.found is not None else None, float(f"{hours[claim.id]:.2g}"),
-                f"--claim {claim.id}",
+                f"reproduce {paper.name} --claim {claim.id}",
             ]
         )  # fmt: skip
     return header, rows
@@ -108,8 +108,8 @@ def _claims(paper: Paper, preset: str, found: Mapping[str, Finding], hours: Mapp
     note = (  # the whole command would make the table wider than the page
         "The effect is the first of the claim's effects; its section has all. Minutes are those of the steps that the "
         "claim needs, and of other work on the machine meanwhile; a step that several claims share counts for each. "
-        "A100 h are the hours that the preset paper would take, estimated by a formula. A command begins with locant "
-        f"reproduce {paper.name}; the section of a claim has it whole."
+        "A100 h are the hours that the preset paper would take, estimated by a formula. The section of a claim has its "
+        "whole command."
     )
     return Grid("Claims and verdicts", note, header, rows)
 
