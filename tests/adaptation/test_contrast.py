@@ -247,9 +247,9 @@ def test_wrong_budgets_and_small_texts_are_refused_before_anything_happens():
 def test_a_time_becomes_steps_once(monkeypatch):
     monkeypatch.setattr(contrast, "seconds_of_step", lambda *_: 1.0)
     stages = []
-    done = contrasted(contrast="7s", on_stage=stages.append)
-    assert done.contrast.evaluations[-1].step in (5, 6)
-    assert [stage for stage in stages if stage.startswith("contrast: 7s have room for")]
+    done = contrasted(contrast="25s", on_stage=stages.append)
+    assert 5 <= done.contrast.evaluations[-1].step < 25  # evaluations and the timing itself take real time
+    assert [stage for stage in stages if stage.startswith("contrast: 25s have room for")]
     done = contrasted(contrast="3s")
     assert done.contrast is None
     assert "there was no contrastive stage: fewer than 5 steps of 1 s fit into 3s" in done.notices[-1]

@@ -101,7 +101,7 @@ def run_build(**environment) -> Outcome:
 def test_an_empty_cache_is_filled_and_a_broken_library_replaced(tmp_path, compiler):
     environment = {"LOCANT_CACHE": str(tmp_path), "CC": compiler}
     first = run_build(**environment)
-    assert 0 < first.seconds < 30  # under 10 s on an idle machine; see bench/results
+    assert first.seconds > 0  # it was compiled, not found; bench/results has the time
     assert run_build(**environment) == Outcome(first.path, 0, True, "built before and loaded")
     whole = first.path.read_bytes()
     for broken in (whole[: len(whole) // 2], b""):

@@ -47,7 +47,7 @@ def test_built_once_then_loaded(small, tmp_path):
     first, again = build._load(small), build._load(small)
     assert (first.why, again.why) == ("built and loaded", "built before and loaded")
     assert first.command == again.command == shlex.join(small)
-    assert 0 < first.seconds < 30
+    assert first.seconds > 0
     assert again.seconds == 0
     assert first.path == again.path
     assert first.path.parent == tmp_path / "cache"
@@ -231,7 +231,7 @@ def test_a_build_for_this_process_alone(small, monkeypatch, tmp_path):
     assert built.library.locant_small() == 41
     assert (built.path, built.command) == (None, shlex.join(small))
     assert built.why.startswith("built and loaded, but not cached: this user has no home folder")
-    assert 0 < built.seconds < 30
+    assert built.seconds > 0
     assert set(tmp_path.iterdir()) == before
 
 
