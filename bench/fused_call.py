@@ -1,4 +1,4 @@
-"""One call of the fused kernel, for benchmarks. Shared by softcap.py and window.py."""
+"""One call of the fused kernel, for benchmarks. Shared by falling.py, softcap.py and window.py."""
 
 from collections.abc import Callable
 from typing import Any

@@ -27,6 +27,10 @@
               stride one longer than that of the tile (and read so in the backward pass), which is that shift.
      SCATTER  anything else, such as a tile in which packed sequences meet: pair by pair.
 
+   A tile is also left out if all its weights would be 0 in float32, because its logits are too far below the largest of
+   each query (`vanishes`): a bias that falls with the distance makes most tiles of a long sequence so. The results have
+   the same bits as with these tiles.
+
    Everything is float32 inside. One matrix kernel, `micro_kernel`, does the work; it reads its second operand one panel
    of PANEL lanes at a time. Plain C with GNU vectors: gcc or clang, any CPU. */
 
@@ -866,6 +870,96 @@ static void tile_logits(const Call *call, const Tile *tile, const Operands *in, 
         if (!is_visible(call, tile, i, j)) logits[i * TILE_STRIDE + j] = -INFINITY;
 }
 
+/* ---------------------------------------------------------------- tiles without weight */
+
+/* exp_lanes(x) is 0 below −87.34. The rest is room for the rounding of logits. */
+#define VANISHING 100
+
+/* Whether the logits of a call have the bound that `vanishes` computes */
+static int has_bound(const Call *call) {
+  const int falls = call->bias || call->level || HAS_LEVELS(call) || (call->gain && !call->vector_gain);
+  return falls && !(call->gain && call->vector_gain) && !call->query && !call->key && !call->value &&
+         !call->temperature.data && !call->distant.data && call->softcap == 0;
+}
+
+/* The lengths of rows, a little too large; not finite if a row is not */
+static void find_norms(Int n, Int width, const float *rows, float *norms) {
+  for (Int i = 0; i < n; i++)
+    norms[i] = 1.0001f * sqrtf(dot(width, rows + i * width, rows + i * width) + 1e-30f); /* squares may underflow */
+}
+
+/* The length of the longest key of each tile; NaN if a key or a value is not finite, because 0 · ∞ is not 0 */
+static void find_longest_keys(const Call *call, const float *k, const float *v, float *longest) {
+  const Int width = HEAD_WIDTH(call), value_width = VALUE_WIDTH(call);
+  for (Int first = 0; first < call->keys; first += TILE) {
+    const Int m = min_of(TILE, call->keys - first);
+    float norms[TILE], most = 0;
+    vec nothing = {0};
+    find_norms(m, width, k + first * width, norms);
+    for (Int j = 0; j < m; j++) most = norms[j] > most ? norms[j] : most, nothing += norms[j] * 0.0f;
+    for (Int x = first * value_width; x < (first + m) * value_width; x += LANES) nothing += load(v + x) * 0.0f;
+    longest[first / TILE] = most + sum_lanes(nothing);
+  }
+}
+
+typedef struct {
+  double least, most;
+} Range;
+
+/* The range of a table over the columns of a FAR or BAND tile; NaN if a number is not finite */
+static Range range_of(const Tile *tile, const float *table) {
+  const Int before = tile->kind == BAND ? tile->queries - 1 : 0, after = tile->kind == BAND ? tile->keys - 1 : 0;
+  float least = INFINITY, most = -INFINITY, nothing = 0;
+  for (const float *x = table + tile->column - before; x <= table + tile->column + after; x++) {
+    least = *x < least ? *x : least, most = *x > most ? *x : most;
+    nothing += *x * 0.0f;
+  }
+  return (Range){least + nothing, most + nothing};
+}
+
+/* The range of the levels of a tile's keys, in the same way */
+static Range range_of_key_levels(const Tile *tile, const Operands *in) {
+  double least = INFINITY, most = -INFINITY, nothing = 0;
+  for (Int j = 0; j < tile->keys; j++) {
+    const double d = (double)in->key_level[0][j] + in->key_level[1][j];
+    least = d < least ? d : least, most = d > most ? d : most;
+    nothing += d * 0;
+  }
+  return (Range){least + nothing, most + nothing};
+}
+
+INLINE double largest_size(Range x) { return fmax(fabs(x.least), fabs(x.most)); }
+
+/* Whether exp(logit − floor) is 0 in float32 for every pair of a tile, whatever the mask is.
+
+     logit_ij  ≤  |scale| · |q_i| · |longest k_j| · max |gain|  +  max bias  +  max of level · (e_i + d_j)
+
+   floors: for each query a number that its largest logit is not below; with stride 2 the sum of two. A comparison with
+   NaN is false, so numbers that are not finite make no tile vanish. */
+static int vanishes(const Call *call, const Tile *tile, const Operands *in, const float *norms, float longest,
+                    const float *floors, Int stride) {
+  const Tables *tables = in->tables;
+  if (tile->kind == SCATTER) return 0;
+  const Range zero = {0, 0}, one = {1, 1};
+  const Range bias = tables->bias ? range_of(tile, tables->bias) : zero;
+  const Range gain = tables->gain ? range_of(tile, tables->gain) : one;
+  const Range level = tables->level ? range_of(tile, tables->level) : one;
+  const Range keys = call->key_level.data ? range_of_key_levels(tile, in) : zero;
+  const double content = fabs(call->scale) * longest * largest_size(gain);
+  for (Int i = 0; i < tile->queries; i++) {
+    const double e = call->query_level.data ? (double)in->query_level[0][i] + in->query_level[1][i] : 0;
+    const double low = e + keys.least, high = e + keys.most;
+    const double levels =
+        HAS_LEVELS(call) ? fmax(fmax(level.least * low, level.least * high), fmax(level.most * low, level.most * high))
+                         : 0;
+    const double floor = stride == 2 ? (double)floors[2 * i] + floors[2 * i + 1] : floors[i];
+    const double bound = content * norms[i] + bias.most + levels;
+    const double sizes = content * norms[i] + largest_size(bias) + largest_size(level) * fmax(fabs(low), fabs(high));
+    if (!(bound + 1e-5 * (sizes + fabs(floor)) + VANISHING < floor)) return 0; /* rounding is in proportion to sizes */
+  }
+  return 1;
+}
+
 /* x_i · (table at either end), for n rows: the terms of FAR tiles */
 static void far_terms(const Call *call, Int n, Int width, const float *x, const float *table, float *const ends[2]) {
   for (Int i = 0; i < n; i++) {
@@ -970,6 +1064,7 @@ typedef struct {
   float *query_level[2], *temperature;                        /* of the queries of a tile */
   float *distant, *distant_panels, *left, *right;             /* of a head, and of the queries of a tile */
   float *logits, *weights, *transposed, *scaled_q;            /* of a tile */
+  float *norms, *longest; /* of queries, and of keys by tile; NULL without a bound */
   Span *q_spans, *k_spans;
 } Forward;
 
@@ -999,8 +1094,19 @@ static void allocate_forward(const Call *call, Arena *arena, Forward *work) {
   work->weights = allocate(arena, TILE_FLOATS);
   work->transposed = allocate(arena, TILE_FLOATS);
   work->scaled_q = allocate(arena, (TILE + BLOCK_ROWS) * width);
+  if (has_bound(call)) work->norms = allocate(arena, TILE), work->longest = allocate(arena, keys / TILE);
   work->q_spans = (Span *)allocate(arena, (Int)(sizeof(Span) / 4) * (PADDED_QUERIES(call) / TILE));
   work->k_spans = (Span *)allocate(arena, (Int)(sizeof(Span) / 4) * (PADDED_KEYS(call) / TILE));
+}
+
+/* The key tile nearest to some queries. Their largest logits are likely there, and tiles after it may vanish. */
+static Int nearest_tile(const Call *call, const Span *q, const Span *k_spans) {
+  Int nearest = 0, least = INT64_MAX;
+  for (Int at = 0; at * TILE < call->keys; at++) {
+    const Int distance = max_of(0, max_of(k_spans[at].min - q->max, q->min - k_spans[at].max));
+    if (distance < least) nearest = at, least = distance;
+  }
+  return nearest;
 }
 
 /* The weights of a tile, exp(logit − largest), with the largest logit so far. Where a tile has a larger one, sums and
@@ -1086,7 +1192,10 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
   memset(work->out, 0, (size_t)(4 * TILE * value_width));
   const float sink = call->sinks ? call->sinks[h] : -INFINITY;
   for (Int i = 0; i < n; i++) work->largest[i] = sink, work->sum[i] = sink == -INFINITY ? 0 : 1;
-  for (Int first_key = 0; first_key < call->keys; first_key += TILE) {
+  if (work->norms) find_norms(n, width, work->q, work->norms);
+  const Int nearest = work->norms ? nearest_tile(call, work->q_spans + first_query / TILE, work->k_spans) : 0;
+  for (Int number = 0; number * TILE < call->keys; number++) { /* back to the first key, then on to the last */
+    const Int at = number <= nearest ? nearest - number : number, first_key = at * TILE;
     const Tile tile = make_tile(call, b, h, first_query, first_key, work->q_spans, work->k_spans);
     if (tile.kind == SKIP) continue;
     const Operands operands = {
@@ -1107,6 +1216,7 @@ static void forward_queries(const Call *call, Int b, Int h, Int first_query, For
         .transposed = INTERIOR(work->transposed),
         .scaled_q = work->scaled_q,
     };
+    if (work->norms && vanishes(call, &tile, &operands, work->norms, work->longest[at], work->largest, 1)) continue;
     tile_logits(call, &tile, &operands, logits, NULL);
     add_to_softmax(call, &tile, work, logits, weights);
     product(n, value_width / PANEL, tile.keys, weights, TILE_STRIDE, 1, work->v + first_key * value_width, value_width,
@@ -1125,6 +1235,7 @@ static void read_keys(const Call *call, Int b, Int kv, Forward *work) {
     read_rows(&call->raw_k, call->raw_k_bf16, b, kv, 0, call->keys, call->key_dim, KEY_WIDTH(call), work->raw_k);
   read_rows(&call->v, call->bf16, b, kv, 0, call->keys, call->value_dim, VALUE_WIDTH(call), work->v);
   into_panels(call->keys, call->head_dim, width, work->k, work->k_panels);
+  if (work->longest) find_longest_keys(call, work->k, work->v, work->longest);
   if (call->distant.data) {
     read_rows(&call->distant, call->bf16, b, kv, 0, call->keys, call->head_dim, width, work->distant);
     into_panels(call->keys, call->head_dim, width, work->distant, work->distant_panels);
@@ -1577,6 +1688,7 @@ typedef struct {
   double *dquery_level, *dkey_level, *dtemperature;                                            /* of a head */
   float *untempered, *slope;                                                                   /* of a tile */
   float *column_sum;                                                                           /* one row of a table */
+  float *norms, *longest;    /* of the queries of a head, and of keys by tile; NULL without a bound */
   TableGradients head_grads; /* of one head; then added to those of the thread */
   ColumnSums sums;
   Span *q_spans, *k_spans;
@@ -1627,6 +1739,7 @@ static void allocate_backward(const Call *call, Arena *arena, Backward *work) {
   work->scaled_q = allocate(arena, (TILE + BLOCK_ROWS) * width);
   work->rows = allocate(arena, TILE * max_of(width, value_width));
   work->column_sum = allocate(arena, widest);
+  if (has_bound(call)) work->norms = allocate(arena, queries), work->longest = allocate(arena, keys / TILE);
   allocate_table_gradients(call, arena, &work->head_grads);
   work->sums.sum = allocate(arena, PADDED_COLUMNS(call));
   work->sums.listed = (int32_t *)allocate(arena, PADDED_COLUMNS(call));
@@ -1966,6 +2079,9 @@ static void backward_tile(const Call *call, const Tile *tile, Backward *work, co
       .untempered = work->untempered ? INTERIOR(work->untempered) : NULL,
       .slope = work->slope ? INTERIOR(work->slope) : NULL,
   };
+  if (work->norms && vanishes(call, tile, &operands, work->norms + first_query, work->longest[first_key / TILE],
+                              work->lse + 2 * first_query, 2))
+    return;
   tile_logits(call, tile, &operands, logits, tables->gain ? INTERIOR(work->content) : NULL);
   logit_gradients(call, tile, work, tables, logits);
   if (call->softcap > 0) uncap_gradients(tile, logits, operands.slope, dlogits);
@@ -2031,6 +2147,7 @@ static void backward_head(const Call *call, Int b, Int h, Backward *work, const 
     memset(work->dright, 0, (size_t)(4 * queries * width));
   }
   read_head_numbers(call, b, h, work);
+  if (work->norms) find_norms(queries, width, work->q, work->norms);
   read_rows(&call->grad, 0, b, h, 0, queries, call->value_dim, value_width, work->grad);
   memcpy(work->lse, call->lse + (b * call->heads + h) * queries * 2, (size_t)(8 * queries));
   for (Int i = 0; i < queries; i++) { /* Σ_j weight · gradient of the weight = gradient · output */
@@ -2115,6 +2232,7 @@ static void backward_task(const Call *call, Int b, Int kv, Int thread, Backward 
   }
   read_rows(&call->v, call->bf16, b, kv, 0, keys, dv, value_width, work->dv); /* its memory is not in use yet */
   into_panels(keys, dv, value_width, work->dv, work->v_panels);
+  if (work->longest) find_longest_keys(call, work->k, work->dv, work->longest);
   find_spans(call->q_pos + b * call->q_pos_stride, call->queries, work->q_spans);
   find_spans(call->k_pos + b * call->k_pos_stride, keys, work->k_spans);
   memset(work->dv, 0, (size_t)(4 * keys * value_width));
