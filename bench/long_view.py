@@ -1,15 +1,20 @@
 """How well do a model and its adapted form find long documents?
 
     python bench/long_view.py ORIGINAL ADAPTED COLLECTION [--stsb STS-B] [--texts NAME=FILE …] [--name long-view]
+        [--lengths 512 1024 2048 4096] [--hidden 256 1024 4096 --around TEXT]
 
 ORIGINAL is the folder of a sentence encoder, ADAPTED what `locant adapt` or `locant.fit` made of it. COLLECTION has
 documents and queries (docs/adapt.md). Every way of reading gets the same 4,096 tokens of a document; intervals are a
-bootstrap over documents. TEXTs give the mean cosine of the two models' vectors, by kind of text and length. Written to
-bench/results/NAME.csv; a row that is there is not measured again.
+bootstrap over documents. With --lengths the documents are also cut at these. --hidden generates documents of these
+lengths, with pass keys in filler and needles in the prose of TEXT. TEXTs give the mean cosine of the two models'
+vectors, by kind of text and length. Written to bench/results/NAME.csv, with a picture by length in NAME.png; a row that
+is there is not measured again.
 """
 
 import csv
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,18 @@ from measuring import RESULTS, command_line, write_csv
 
 import locant
 from locant.adaptation.hidden_facts import needles, passkeys
-from locant.adaptation.retrieval import Averaged, BestPiece, LatePieces, Reader, Way, Whole, evaluate, read_collection
+from locant.adaptation.retrieval import (
+    LENGTH,
+    Averaged,
+    BestPiece,
+    Collection,
+    LatePieces,
+    Reader,
+    Way,
+    Whole,
+    evaluate,
+    read_collection,
+)
 from locant.adaptation.scores import Stsb
 from locant.experiments.run import quiet
 from locant.hf.pooling import pooling_of
@@ -49,7 +65,8 @@ def main() -> None:
     parser.add_argument("--stsb")
     parser.add_argument("--texts", nargs="*", default=[], metavar="NAME=FILE")
     parser.add_argument("--hidden", type=int, nargs="*", default=[], help="tokens of generated needles and pass keys")
-    parser.add_argument("--lengths", type=int, nargs="*", default=[4096], help="tokens that are read at once")
+    parser.add_argument("--around", type=Path, help="the text around the needles")
+    parser.add_argument("--lengths", type=int, nargs="*", default=[], help="where documents are cut, besides 4,096")
     parser.add_argument("--name", default="long-view")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
@@ -74,14 +91,15 @@ def main() -> None:
         rows.append({field: row.get(field, "") for field in FIELDS})
         write_csv(path, rows)
 
-    def retrieval(model: str, what: str, collection: Any, way: Way) -> None:
+    def retrieval(model: str, what: str, collection: Any, way: Way, length: int = LENGTH) -> None:
         def found() -> dict[str, Any]:
-            reading = evaluate(readers[model], collection, way)
+            reading = evaluate(replace(readers[model], length=length), collection, way)
             names = ("value", "low", "high", "accuracy")
             numbers = (reading.ndcg, reading.low, reading.high, reading.accuracy)
             return {name: round(100 * number, 2) for name, number in zip(names, numbers, strict=True)}
 
-        add(model, f"{what}: {way}", found)
+        cut = "" if length == LENGTH else f" cut at {length:,}"
+        add(model, f"{what}{cut}: {way}", found)
 
     if arguments.stsb:
         score = Stsb(arguments.stsb, pooling)
@@ -99,20 +117,74 @@ def main() -> None:
 
             add("adapted", f"cosine to the original, {kind}, {length} tokens", cosine)
     collection, what = read_collection(arguments.collection), arguments.collection.stem
-    for length in arguments.lengths:
-        retrieval("adapted", what, collection, Whole(length))
+    retrieval("adapted", what, collection, Whole(LENGTH))
     retrieval("adapted", what, collection, Averaged(256))
     retrieval("original", what, collection, Averaged(256))
     retrieval("original", what, collection, Whole(readers["original"].limit))
+    for length in arguments.lengths:
+        retrieval("adapted", what, collection, Whole(length), length)
+        retrieval("original", what, collection, Averaged(256), length)
     retrieval("original", what, collection, BestPiece(256))
     retrieval("adapted", what, collection, LatePieces(256))
     for length in arguments.hidden:
-        for make in (passkeys, needles):
-            made, name = make(tokenizer, length), f"{make.__name__} in {length} tokens"
-            for model in readers:
-                readers[model] = Reader(readers[model].model, tokenizer, pooling, length)
-            retrieval("adapted", name, made, Whole())
-            retrieval("original", name, made, Whole())
+        for kind, made in generated(tokenizer, length, arguments.around):
+            retrieval("adapted", kind, made, Whole(), length)
+            retrieval("original", kind, made, Averaged(256), length)
+            retrieval("original", kind, made, Whole(), length)
+    draw(rows, what, path.with_suffix(".png"))
+
+
+def generated(tokenizer: Any, length: int, around: Path | None) -> list[tuple[str, Collection]]:
+    """Returns collections of documents with hidden facts; needles only with a text around them."""
+    found = [("pass keys", passkeys(tokenizer, length))]
+    if around is not None:
+        found.append(("needles", needles(tokenizer, read(around)[:400_000], length)))
+    return found
+
+
+LINES = {
+    ("adapted", "first", "whole"): "one pass",
+    ("original", "averaged"): "original, pieces of 256, averaged",
+    ("original", "first", "whole"): "original, first 512 tokens",
+}
+"""Words of a way of reading -> its line in the picture."""
+
+
+def draw(rows: list[dict[str, Any]], what: str, path: Path) -> None:
+    """Draws nDCG@10 by the tokens that are read, for the collection and for generated documents."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    curves: dict[str, dict[str, list[tuple[float, ...]]]] = {}
+    for row in rows:
+        found = re.fullmatch(r"(.+?)(?: cut at ([\d,]+))?: (.+)", row["measure"])
+        name = found and next((line for (model, *ways), line in LINES.items()
+                               if model == row["model"] and any(way in found[3] for way in ways)), None)  # fmt: skip
+        if found and name and "many vectors" not in found[3] and row["low"] != "":
+            length = int((found[2] or str(LENGTH)).replace(",", ""))
+            numbers = tuple(float(row[field]) for field in ("value", "low", "high"))
+            curves.setdefault(found[1], {}).setdefault(name, []).append((length, *numbers))
+    figure, axes = plt.subplots(1, len(curves), figsize=(4.6 * len(curves), 3.6), squeeze=False)
+    for axis, (kind, lines) in zip(axes[0], curves.items(), strict=True):
+        for name in LINES.values():
+            points = sorted(lines.get(name, []))
+            if len(points) == 1:
+                axis.axhline(points[0][1], label=name, color="grey", linestyle="--")
+            elif points:
+                lengths, values, low, high = zip(*points, strict=True)
+                (line,) = axis.plot(lengths, values, "o-", label=name, markersize=4)
+                axis.fill_between(lengths, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+        axis.set(xscale="log", xlabel="tokens of a document", ylabel="nDCG@10", ylim=(0, None), title=kind)
+        ticks = sorted({length for points in lines.values() for length, *_ in points})
+        axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], minor=False)
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0][0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    print(f"written: {path}", flush=True)
 
 
 if __name__ == "__main__":

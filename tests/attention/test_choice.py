@@ -7,7 +7,7 @@ import torch
 from torch.autograd import forward_ad
 
 import locant
-from locant.attention import choice
+from locant.attention import choice, triton
 from locant.attention.build import build
 from locant.attention.choice import choose
 from locant.attention.request import prepare
@@ -273,5 +273,24 @@ def test_our_kernels_compute_the_smallest_calls_and_refuse_empty_ones(name, monk
         assert choose(prepare(q, k, v, None), name).name == name
     for few in (slice(None), slice(1)):  # head sizes of 8, and of 1
         assert choose(prepare(q[..., few], k[..., few], v[..., :1], None), name).name == name
-    with pytest.raises(ValueError, match="a head size is 0"):
+    with pytest.raises(ValueError, match="the head size of v is 0"):
         choose(prepare(q, k, v[..., :0], None), name)
+
+
+def test_why_triton_refuses_wide_vectors(monkeypatch):
+    """Tables of vectors in float32 have the lower limit; without them, or in bfloat16, the other one holds."""
+    monkeypatch.setattr(choice, "_missing_triton", lambda kind, index: None)
+    narrow, wide = triton.WIDEST_WITH_VECTORS, triton.WIDEST
+    assert narrow < wide
+    for spec, size, dtype, refused in (
+        ("nope", wide, torch.float32, None), ("nope", wide + 1, torch.float32, f"up to {wide} numbers"),
+        ("huang4", narrow, torch.float32, None), ("huang4", narrow + 1, torch.float32, f"up to {narrow} numbers"),
+        ("huang4", narrow + 1, torch.bfloat16, None),
+    ):  # fmt: skip
+        q, k, v = (torch.zeros(1, 2, 3, size, dtype=dtype) for _ in range(3))
+        found = choice.triton_unsupported(prepare(q, k, v, locant.scheme(spec, n_heads=2, head_dim=size)))
+        assert found is None if refused is None else refused in found
+
+
+def test_no_cuda_graph_is_captured_without_cuda():
+    assert choice._capturing() == (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

@@ -6,6 +6,7 @@ import torch
 import locant
 from locant.attention import eager
 from locant.attention.request import prepare
+from locant.terms import Far
 from tests import cases
 
 GAPS = torch.tensor([0, 1, 500, 2000, 9000])
@@ -98,3 +99,23 @@ def test_the_logit_of_a_pair_may_have_any_dtype(dtype, impl):
     distance = (torch.arange(9)[:, None] - torch.arange(9)).abs()
     expected = torch.softmax(q @ k.mT * 8**-0.5 - distance, dim=-1) @ v
     torch.testing.assert_close(locant.attend(q, k, v, Wide(dtype), impl=impl), expected, rtol=1e-4, atol=1e-5)
+
+
+class Widening(locant.Scheme):
+    """Near pairs are rotated in float64, far ones in the dtype of q."""
+
+    def rotate(self, q, k, q_pos, k_pos):
+        return q.double(), k.double()
+
+    def rotate_far(self, q, k, q_pos, k_pos):
+        return Far(2, 2 * q, 3 * q, k)
+
+
+def test_near_pairs_may_widen_where_far_ones_do_not():
+    q, k, v = cases.tensors(dtype=torch.float32)
+    r = torch.arange(9) - torch.arange(9)[:, None]
+    factor = torch.where(r < -2, 2, torch.where(r > 2, 3, 1))
+    expected = torch.softmax(factor * (q @ k.mT) * 8**-0.5, dim=-1) @ v
+    out = locant.attend(q, k, v, Widening(), impl="eager")
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)

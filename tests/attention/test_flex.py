@@ -278,3 +278,4 @@ def test_large_levels_of_queries_and_keys_cancel_before_they_are_rounded():
     """float32 has no number between 1e7 and 1e7 + 1."""
     call(Levels(), 9, 9)
     call(Levels(), 3, 140, causal=True)
+    call(Levels(), 128, 130)  # queries fill a block, keys do not

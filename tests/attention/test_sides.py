@@ -152,6 +152,14 @@ def test_bad_hidden_states(given, change, problem):
         locant.attend(q, k, v, scheme, x=x.long())
 
 
+def test_bad_memories(given):
+    q, k, v, x, scheme = given
+    read = scheme.read(x)
+    for keys, got in ((None, "got nothing"), (read[0], r"got \[4, 7"), (read[:, :, :3], r"got \[2, 4, 3")):
+        with pytest.raises(ValueError, match=f"what it read of the keys.*{got}"):
+            locant.attend(q, k, v, scheme, x=Remembered(read, keys))
+
+
 @pytest.mark.parametrize(
     ("sides", "terms", "problem"),
     [
