@@ -250,6 +250,10 @@ REASONS: tuple[Reason, ...] = (
     Reason(_ATTENTION + "tables.py", "_numbers", r'"read_parameters", None\)$', EQUIVALENT,
            "Every scheme has the attribute. A ModuleList, which has not, has no numbers of its own."),
     # ---- schemes
+    Reason(_SCHEMES + "map.py", "(module)", r"^SCANNED = 2\*\*16 → SCANNED = (3\*\*16|2\*\*17)", TUNING,
+           "How many positions of a map that is not monotone are looked at."),
+    Reason(_SCHEMES + "map.py", "probed", r"torch\.empty\((1|None)\)\)\.device", EQUIVALENT,
+           "Only the device of this tensor is read."),
     Reason(_SCHEMES + "__init__.py", "(module)", r"location\.rpartition\(", EQUIVALENT, "Each has one dot."),
     Reason(_SCHEMES + "__init__.py", "_load", r"location\.rpartition\(", EQUIVALENT, "Each has one dot."),
     Reason(_SCHEMES + "alibi.py", "alibi_slopes", r"range\(1, (2 \* below [+-] [12]|3 \* below \+ 1)\)\]$", EQUIVALENT,

@@ -262,6 +262,19 @@ def test_fox_refuses_an_order_it_cannot_know(q_pos, k_pos, message):
         locant.attend(q, k, v, cases.build("fox"), causal=True, x=frontier_cases.states(length=5), **where)
 
 
+def test_fox_knows_the_smallest_position_of_each_row():
+    """The first row restarts at 0; the second begins lower, and does not repeat."""
+    k_pos = torch.tensor([[0, 1, 2, 0, 1], [-3, -2, -1, 0, 1]])
+    gates = -torch.rand(2, 1, 5, dtype=torch.float64)
+    _, of_keys = cumulated(gates, k_pos, k_pos, "fox")
+    torch.testing.assert_close(of_keys, gates.cumsum(-1))
+
+
+def test_a_sum_has_one_scheme_with_levels():
+    with pytest.raises(ValueError, match=r"one such part, not 2: fox, grape"):
+        cases.build("fox+grape")
+
+
 @pytest.mark.parametrize("spec", ["fox", "grape"])
 def test_causal_schemes_refuse_later_keys(spec):
     q, k, v = cases.tensors()

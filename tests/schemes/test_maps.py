@@ -265,6 +265,26 @@ def test_what_a_subclass_changes_it_declares_again():
     torch.testing.assert_close(halved, rounded.terms(torch.tensor([1, 2])).bias.mean(1, keepdim=True))
 
 
+def test_a_subclass_with_other_offsets_declares_them_again():
+    class Doubled(Grouped):
+        def offsets(self, r):
+            return 2 * super().offsets(r)
+
+    scheme = Doubled(locant.scheme("toeplitz:clip=12", n_heads=4), size=2)
+    assert not scheme.monotone
+    assert scheme.reach is None
+
+
+def test_the_length_of_a_map_that_is_not_monotone():
+    """Positions 0 to 49 again and again, but for one."""
+
+    class Jumping(Map):
+        def positions(self, pos):
+            return torch.where(pos == 100, 1000, pos % 50)
+
+    assert Jumping(locant.scheme("learned:length=64", d_model=4)).max_length == 100
+
+
 @pytest.mark.parametrize(
     "text",
     [

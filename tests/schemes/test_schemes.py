@@ -422,3 +422,20 @@ def test_a_torch_that_cannot_say_whether_it_exports_does_not(monkeypatch):
     assert not exporting()
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert exporting() is False
+
+
+def test_rotated_coordinates_fit_into_a_head():
+    assert locant.scheme("rope:partial=0.5,first=4", head_dim=8).rotary_dim == 4
+    with pytest.raises(ValueError, match="4 rotated coordinates from coordinate 6 on do not fit into head_dim = 8"):
+        locant.scheme("rope:partial=0.5,first=6", head_dim=8)
+
+
+def test_cope_counts_alike_in_exported_programs(monkeypatch):
+    """Without searchsorted, which ONNX lacks; keys in any order, two at one position."""
+    scheme = locant.scheme("cope:positions=5", n_heads=2, head_dim=8)
+    torch.nn.init.normal_(scheme.table)
+    q, k, v = (torch.randn(2, 2, 6, 8) for _ in range(3))
+    pos = torch.tensor([[0, 1, 2, 3, 4, 5], [4, 0, 9, 2, 2, 7]])
+    expected = locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, causal=True)
+    monkeypatch.setattr("locant.schemes.cope.exporting", lambda: True)
+    torch.testing.assert_close(locant.attend(q, k, v, scheme, q_pos=pos, k_pos=pos, causal=True), expected)
