@@ -14,6 +14,7 @@ is there is not measured again.
 import csv
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from locant.adaptation.retrieval import (
     Reader,
     Way,
     Whole,
-    evaluate,
+    evaluate_all,
     read_collection,
 )
 from locant.adaptation.scores import Stsb
@@ -81,57 +82,62 @@ def main() -> None:
         for name, folder in (("original", arguments.original), ("adapted", arguments.adapted))
     }
 
-    def add(model: str, measure: str, found: Any) -> None:
-        """Adds a row, unless it is there; `found` returns its numbers."""
-        if any((row["model"], row["measure"]) == (model, measure) for row in rows):
-            return
-        start = time.perf_counter()
-        row = {"model": model, "measure": measure, **found(), "seconds": round(time.perf_counter() - start)}
+    def there(model: str, measure: str) -> bool:
+        return any((row["model"], row["measure"]) == (model, measure) for row in rows)
+
+    def keep(model: str, measure: str, seconds: float, **numbers: float) -> None:
+        row = {"model": model, "measure": measure, **numbers, "seconds": round(seconds)}
         print(row, flush=True)
         rows.append({field: row.get(field, "") for field in FIELDS})
         write_csv(path, rows)
 
-    def retrieval(model: str, what: str, collection: Any, way: Way, length: int = LENGTH) -> None:
-        def found() -> dict[str, Any]:
-            reading = evaluate(replace(readers[model], length=length), collection, way)
-            names = ("value", "low", "high", "accuracy")
-            numbers = (reading.ndcg, reading.low, reading.high, reading.accuracy)
-            return {name: round(100 * number, 2) for name, number in zip(names, numbers, strict=True)}
+    def add(model: str, measure: str, found: Callable[[], float]) -> None:
+        """Adds a row, unless it is there; `found` returns its number."""
+        if not there(model, measure):
+            start = time.perf_counter()
+            value = round(found(), 4)
+            keep(model, measure, time.perf_counter() - start, value=value)
 
+    def retrieval(model: str, what: str, collection: Collection, *ways: Way, length: int = LENGTH) -> None:
+        """Adds a row for each way, unless it is there. Their seconds are those of all ways together."""
         cut = "" if length == LENGTH else f" cut at {length:,}"
-        add(model, f"{what}{cut}: {way}", found)
+        left = [way for way in ways if not there(model, f"{what}{cut}: {way}")]
+        start = time.perf_counter()
+        found = evaluate_all(replace(readers[model], length=length), collection, left) if left else []
+        seconds = time.perf_counter() - start
+        for each in found:
+            numbers = {"value": each.ndcg, "low": each.low, "high": each.high, "accuracy": each.accuracy}
+            percent = {name: round(100 * number, 2) for name, number in numbers.items()}
+            keep(model, f"{what}{cut}: {each.way}", seconds, **percent)
 
     if arguments.stsb:
         score = Stsb(arguments.stsb, pooling)
         for name, reader in readers.items():
             with torch.no_grad():
-                add(name, "STS-B dev", lambda reader=reader: {"value": round(score(reader.model, tokenizer), 4)})
+                add(name, "STS-B dev", lambda reader=reader: score(reader.model, tokenizer))
     for each in arguments.texts:
         kind, _, file = each.partition("=")
         text = read(Path(file))
         for length in LENGTHS:
 
-            def cosine(text: str = text, length: int = length) -> dict[str, Any]:
+            def cosine(text: str = text, length: int = length) -> float:
                 first, second = (vectors(reader, text, length) for reader in readers.values())
-                return {"value": round(float(F.cosine_similarity(first, second).mean()), 4)}
+                return float(F.cosine_similarity(first, second).mean())
 
             add("adapted", f"cosine to the original, {kind}, {length} tokens", cosine)
     collection, what = read_collection(arguments.collection), arguments.collection.stem
+    limit = readers["original"].limit
     retrieval("adapted", what, collection, Whole(LENGTH))
-    retrieval("adapted", what, collection, Averaged(256))
-    retrieval("original", what, collection, Averaged(256))
-    retrieval("original", what, collection, Whole(readers["original"].limit))
+    retrieval("original", what, collection, Averaged(256), BestPiece(256), Whole(limit))
+    retrieval("adapted", what, collection, Averaged(256), LatePieces(256))
     for length in arguments.lengths:
-        retrieval("adapted", what, collection, Whole(length), length)
-        retrieval("original", what, collection, Averaged(256), length)
-    retrieval("original", what, collection, BestPiece(256))
-    retrieval("adapted", what, collection, LatePieces(256))
+        retrieval("adapted", what, collection, Whole(length), length=length)
+        retrieval("original", what, collection, Averaged(256), length=length)
     for length in arguments.hidden:
         for kind, made in generated(tokenizer, length, arguments.around):
-            retrieval("adapted", kind, made, Whole(), length)
-            retrieval("original", kind, made, Averaged(256), length)
-            retrieval("original", kind, made, Whole(), length)
-    draw(rows, what, path.with_suffix(".png"))
+            retrieval("adapted", kind, made, Whole(), length=length)
+            retrieval("original", kind, made, Averaged(256), Whole(limit), length=length)
+    draw(rows, path.with_suffix(".png"))
 
 
 def generated(tokenizer: Any, length: int, around: Path | None) -> list[tuple[str, Collection]]:
@@ -150,7 +156,7 @@ LINES = {
 """Words of a way of reading -> its line in the picture."""
 
 
-def draw(rows: list[dict[str, Any]], what: str, path: Path) -> None:
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draws nDCG@10 by the tokens that are read, for the collection and for generated documents."""
     import matplotlib
 

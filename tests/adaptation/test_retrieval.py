@@ -18,6 +18,7 @@ from locant.adaptation.retrieval import (
     Reader,
     Whole,
     evaluate,
+    evaluate_all,
     interval,
     ndcg,
     read_collection,
@@ -102,6 +103,18 @@ def test_documents_are_cut_at_the_length_and_queries_at_what_the_model_reads(rea
     assert evaluate(reader(length=24, limit=6), far, Averaged(6)).accuracy == 1.0
     assert evaluate(reader(length=24), far, Whole(6)).accuracy == 0.0  # the words are beyond: both documents are equal
     assert evaluate(reader(length=10), far, Averaged(6)).accuracy == 0.0
+
+
+def test_several_ways_read_what_they_share_once(reader, monkeypatch):
+    collection = Collection((text(*range(5, 25)), text(*range(25, 45))), ((text(7, 8), 0), (text(30), 1)))
+    ways = [Whole(8), Whole(), Averaged(6), Averaged(6, 2), BestPiece(6), BestPiece(8), LatePieces(5)]
+    alone = [evaluate(reader(), collection, way) for way in ways]
+    read = Reader.vectors
+    seen = []
+    monkeypatch.setattr(Reader, "vectors", lambda self, rows: seen.append(len(rows)) or read(self, rows))
+    assert evaluate_all(reader(), collection, ways) == alone
+    pieces = [1, 1, 5, 2, 4]  # of a document of 20 tokens: Averaged(6) and BestPiece(6) share theirs
+    assert seen == [len(collection.queries), *pieces, *pieces]
 
 
 def test_vectors_do_not_depend_on_the_batch():

@@ -156,9 +156,22 @@ class Way(ABC):
     many: bool = False
     """Whether a document has several vectors."""
 
+    @property
     @abstractmethod
+    def reads(self) -> tuple[object, ...]:
+        """What is read. Ways in which it is equal read the same vectors."""
+
+    @abstractmethod
+    def read(self, reader: Reader, ids: list[int]) -> Tensor:
+        """Returns the vectors [n, d] that the model makes, each of length 1."""
+
+    def of_document(self, read: Tensor) -> Tensor:
+        """Returns the vectors [n, d] of the document, each of length 1."""
+        return read
+
     def vectors(self, reader: Reader, ids: list[int]) -> Tensor:
         """Returns the vectors [n, d] of a document, each of length 1."""
+        return self.of_document(self.read(reader, ids))
 
 
 @dataclass(frozen=True)
@@ -167,28 +180,15 @@ class Whole(Way):
 
     tokens: int | None = None
 
-    def vectors(self, reader: Reader, ids: list[int]) -> Tensor:
+    @property
+    def reads(self) -> tuple[object, ...]:
+        return "first", self.tokens
+
+    def read(self, reader: Reader, ids: list[int]) -> Tensor:
         return reader.vectors(reader.pieces(ids, reader.limit if self.tokens is None else self.tokens)[:1])
 
     def __str__(self) -> str:
         return "whole" if self.tokens is None else f"first {self.tokens:,} tokens"
-
-
-@dataclass(frozen=True)
-class Averaged(Way):
-    """The mean of the vectors of pieces, scaled to length 1."""
-
-    tokens: int
-    most: int = 0  # pieces that are read, evenly spaced; 0 for all
-
-    def vectors(self, reader: Reader, ids: list[int]) -> Tensor:
-        pieces = reader.pieces(ids, self.tokens)
-        if 0 < self.most < len(pieces):
-            pieces = [pieces[at * len(pieces) // self.most] for at in range(self.most)]
-        return F.normalize(reader.vectors(pieces).mean(0, keepdim=True), dim=-1)
-
-    def __str__(self) -> str:
-        return f"{f'{self.most} ' if self.most else ''}pieces of {self.tokens:,}, averaged"
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,39 @@ class BestPiece(Way):
     tokens: int
     many = True
 
-    def vectors(self, reader: Reader, ids: list[int]) -> Tensor:
+    @property
+    def reads(self) -> tuple[object, ...]:
+        return "pieces", self.tokens
+
+    def read(self, reader: Reader, ids: list[int]) -> Tensor:
         return reader.vectors(reader.pieces(ids, self.tokens))
 
     def __str__(self) -> str:
         return f"pieces of {self.tokens:,}, the best one (many vectors)"
+
+
+@dataclass(frozen=True)
+class Averaged(Way):
+    """The mean of the vectors of pieces, scaled to length 1."""
+
+    tokens: int
+    most: int = 0  # pieces that are read, evenly spaced; 0 for all
+
+    @property
+    def reads(self) -> tuple[object, ...]:
+        return ("pieces", self.tokens, self.most) if self.most else ("pieces", self.tokens)
+
+    def read(self, reader: Reader, ids: list[int]) -> Tensor:
+        pieces = reader.pieces(ids, self.tokens)
+        if 0 < self.most < len(pieces):
+            pieces = [pieces[at * len(pieces) // self.most] for at in range(self.most)]
+        return reader.vectors(pieces)
+
+    def of_document(self, read: Tensor) -> Tensor:
+        return F.normalize(read.mean(0, keepdim=True), dim=-1)
+
+    def __str__(self) -> str:
+        return f"{f'{self.most} ' if self.most else ''}pieces of {self.tokens:,}, averaged"
 
 
 @dataclass(frozen=True)
@@ -212,7 +240,11 @@ class LatePieces(Way):
     tokens: int
     many = True
 
-    def vectors(self, reader: Reader, ids: list[int]) -> Tensor:
+    @property
+    def reads(self) -> tuple[object, ...]:
+        return "late", self.tokens
+
+    def read(self, reader: Reader, ids: list[int]) -> Tensor:
         return reader.late(ids, self.tokens)
 
     def __str__(self) -> str:
@@ -233,10 +265,25 @@ class Reading:
 
 def evaluate(reader: Reader, collection: Collection, way: Way, seed: int = 0) -> Reading:
     """Measures a way of reading. Of a query the model reads as many tokens as it can at once."""
-    documents = [way.vectors(reader, reader.tokens(text)) for text in collection.documents]
+    return evaluate_all(reader, collection, [way], seed)[0]
+
+
+def evaluate_all(reader: Reader, collection: Collection, ways: Sequence[Way], seed: int = 0) -> list[Reading]:
+    """Measures several ways of reading. What they have in common is read once: the queries, and pieces of one size."""
     queries = reader.vectors([reader.pieces(reader.tokens(text), reader.limit)[0] for text, _ in collection.queries])
-    similarities = torch.stack([(queries @ vectors.T).amax(1) for vectors in documents], dim=1)
+    similarities: list[list[Tensor]] = [[] for _ in ways]
+    for text in collection.documents:
+        ids, read = reader.tokens(text), dict[tuple[object, ...], Tensor]()
+        for way, found in zip(ways, similarities, strict=True):
+            if way.reads not in read:
+                read[way.reads] = way.read(reader, ids)
+            found.append((queries @ way.of_document(read[way.reads]).T).amax(1))
     wanted = [number for _, number in collection.queries]
+    return [_reading(way, torch.stack(found, dim=1), wanted, seed)
+            for way, found in zip(ways, similarities, strict=True)]  # fmt: skip
+
+
+def _reading(way: Way, similarities: Tensor, wanted: list[int], seed: int) -> Reading:
     each = torch.tensor(ndcg(similarities, wanted), dtype=torch.float64)
     low, high = interval(each, torch.tensor(wanted), seed)
     return Reading(str(way), float(each.mean()), low, high, float((each == 1).double().mean()), tuple(each.tolist()))

@@ -23,7 +23,16 @@ from transformers import PreTrainedModel
 from locant.adaptation.agreement import TokenAgreement, agreement_for, predicts_tokens
 from locant.adaptation.batch import padded, to_device
 from locant.adaptation.documents import Sentences, articles
-from locant.adaptation.retrieval import Averaged, BestPiece, Reader, Reading, Whole, evaluate, read_collection
+from locant.adaptation.retrieval import (
+    Averaged,
+    BestPiece,
+    Reader,
+    Reading,
+    Whole,
+    evaluate,
+    evaluate_all,
+    read_collection,
+)
 from locant.adaptation.sample import Sampler, is_causal, longest, pieces
 from locant.hf.pooling import Pooling
 from locant.runs.glue_files import read_dev
@@ -134,7 +143,7 @@ class LongEmbed:
             return evaluate(reader, self.collection, Whole()).ndcg
         sizes = [size for size in PIECES if size <= reader.limit]
         ways = [Whole(reader.limit), *(Averaged(size) for size in sizes), *(BestPiece(size) for size in sizes)]
-        self.readings = [evaluate(reader, self.collection, way) for way in ways]
+        self.readings = evaluate_all(reader, self.collection, ways)
         return self.readings[0].ndcg
 
 
