@@ -149,6 +149,20 @@ def test_numbers_that_are_not_finite_reach_the_output(part, bad):
     assert torch.equal(out.isfinite(), expected.isfinite())
 
 
+@pytest.mark.parametrize("sinks", [None, torch.tensor([150.0])], ids=["no sinks", "a sink above all logits"])
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+@pytest.mark.parametrize("part", ["gradient", "value"])
+def test_numbers_that_are_not_finite_reach_the_gradients(part, bad, sinks):
+    """A weight of 0 times a gradient that is not finite, or times that of an output that is not, is NaN. With the sink
+    all weights are 0."""
+    q, k, v = tensors(1, 1, 1, LENGTH, LENGTH, 8)
+    grad = torch.randn_like(q)
+    (grad if part == "gradient" else v)[0, 0, 5, 0] = bad
+    found, expected = (results(impl, Falling([3.0]), [q, k, v], grad, sinks=sinks) for impl in ("fused", "eager"))
+    for x, exact in zip(found, expected, strict=True):
+        assert torch.equal(x.isfinite(), exact.isfinite())
+
+
 def test_tiny_queries_and_huge_keys():
     """The squares of these queries underflow in float32; their products with these keys are 300."""
     q, k, v = tensors(1, 1, 1, LENGTH, LENGTH, 8)

@@ -29,7 +29,7 @@
 
    A tile is also left out if all its weights would be 0 in float32, because its logits are too far below the largest of
    each query (`vanishes`): a bias that falls with the distance makes most tiles of a long sequence so. The results have
-   the same bits as with these tiles.
+   the same bits as with these tiles; numbers that are not finite keep them, as 0 · ∞ is NaN.
 
    Everything is float32 inside. One matrix kernel, `micro_kernel`, does the work; it reads its second operand one panel
    of PANEL lanes at a time. Plain C with GNU vectors: gcc or clang, any CPU. */
@@ -882,10 +882,10 @@ static int has_bound(const Call *call) {
          !call->temperature.data && !call->distant.data && call->softcap == 0;
 }
 
-/* The lengths of rows, a little too large; not finite if a row is not */
+/* The lengths of rows, a little too large: squares may underflow, and a sum is rounded. Not finite if a row is not. */
 static void find_norms(Int n, Int width, const float *rows, float *norms) {
-  for (Int i = 0; i < n; i++)
-    norms[i] = 1.0001f * sqrtf(dot(width, rows + i * width, rows + i * width) + 1e-30f); /* squares may underflow */
+  const float larger_by = 1.0001f + 1e-7f * (float)width;
+  for (Int i = 0; i < n; i++) norms[i] = larger_by * sqrtf(dot(width, rows + i * width, rows + i * width) + 1e-30f);
 }
 
 /* The length of the longest key of each tile; NaN if a key or a value is not finite, because 0 · ∞ is not 0 */
@@ -954,7 +954,8 @@ static int vanishes(const Call *call, const Tile *tile, const Operands *in, cons
                          : 0;
     const double floor = stride == 2 ? (double)floors[2 * i] + floors[2 * i + 1] : floors[i];
     const double bound = content * norms[i] + bias.most + levels;
-    const double sizes = content * norms[i] + largest_size(bias) + largest_size(level) * fmax(fabs(low), fabs(high));
+    const double sizes = content * norms[i] + largest_size(bias) + largest_size(level) * fmax(fabs(low), fabs(high)) +
+                         1e-7 * largest_size(level) * (fabs(e) + largest_size(keys)); /* see `read_numbers` */
     if (!(bound + 1e-5 * (sizes + fabs(floor)) + VANISHING < floor)) return 0; /* rounding is in proportion to sizes */
   }
   return 1;
@@ -2147,7 +2148,6 @@ static void backward_head(const Call *call, Int b, Int h, Backward *work, const 
     memset(work->dright, 0, (size_t)(4 * queries * width));
   }
   read_head_numbers(call, b, h, work);
-  if (work->norms) find_norms(queries, width, work->q, work->norms);
   read_rows(&call->grad, 0, b, h, 0, queries, call->value_dim, value_width, work->grad);
   memcpy(work->lse, call->lse + (b * call->heads + h) * queries * 2, (size_t)(8 * queries));
   for (Int i = 0; i < queries; i++) { /* Σ_j weight · gradient of the weight = gradient · output */
@@ -2155,6 +2155,11 @@ static void backward_head(const Call *call, Int b, Int h, Backward *work, const 
     float sum = 0;
     for (Int x = 0; x < call->value_dim; x++) sum += work->rows[x] * work->grad[i * value_width + x];
     work->delta[i] = sum;
+  }
+  if (work->norms) {
+    find_norms(queries, width, work->q, work->norms);
+    /* NaN where a gradient or an output is not finite: weights of 0 make NaN of it */
+    for (Int i = 0; i < queries; i++) work->norms[i] += work->delta[i] * 0.0f;
   }
   if (call->dsinks) call->dsinks[b * call->heads + h] = sink_gradient(call, h, work);
   memset(work->dq, 0, (size_t)(4 * queries * width));
