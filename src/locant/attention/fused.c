@@ -882,10 +882,11 @@ static int has_bound(const Call *call) {
          !call->temperature.data && !call->distant.data && call->softcap == 0;
 }
 
-/* The lengths of rows, a little too large: squares may underflow, and a sum is rounded. Not finite if a row is not. */
+/* The lengths of rows, a little too large, as a sum is rounded; not finite if a row is not. Squares underflow only where
+   the length of a key that outweighs them overflows. */
 static void find_norms(Int n, Int width, const float *rows, float *norms) {
   const float larger_by = 1.0001f + 1e-7f * (float)width;
-  for (Int i = 0; i < n; i++) norms[i] = larger_by * sqrtf(dot(width, rows + i * width, rows + i * width) + 1e-30f);
+  for (Int i = 0; i < n; i++) norms[i] = larger_by * sqrtf(dot(width, rows + i * width, rows + i * width));
 }
 
 /* The length of the longest key of each tile; NaN if a key or a value is not finite, because 0 · ∞ is not 0 */
