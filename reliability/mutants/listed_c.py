@@ -55,6 +55,7 @@ C_FAULTS = (
     ("mask: that of the first head for all", "tile->b * x->stride[0] + tile->h * x->stride[1] +\n                                    (tile", "tile->b * x->stride[0] +\n                                    (tile"),
     ("mask: read once although it differs by query", "x->stride[2] ? tile->queries : 1;", "x->stride[2] > 1 ? tile->queries : 1;"),
     ("mask: the last key of a tile is not counted", "for (Int j = 0; j < tile->keys; j++) allowed +=", "for (Int j = 0; j < tile->keys - 1; j++) allowed +="),
+    ("weights may be above 1 backwards", "exp_lanes(choose(x > 0.0f, (vec){0}, x));", "exp_lanes(x);"),
     # ---- tiles without weight
     ("vanishing: ten is enough", "#define VANISHING 100", "#define VANISHING 10"),
     ("vanishing: the content product is left out", "const double bound = content * norms[i] + bias.most + levels;", "const double bound = bias.most + levels;"),

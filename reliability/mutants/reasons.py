@@ -349,6 +349,10 @@ REASONS: tuple[Reason, ...] = (
     Reason(_EXPERIMENTS + "trainer.py", "training_arguments", r"remove_unused_columns=False, (dataloader_pin_memory=None, )?use_cpu=not torch\.cuda\.is_available\(\), \)$",
            EQUIVALENT, "Without a GPU transformers turns it off because of use_cpu; with a GPU it is on by default."),
     # ---- runs
+    Reason(_RUNS + "csv_text.py", "csv_lines", r"row\.get\(name, (None)?\)", EQUIVALENT,
+           "The csv module writes None as an empty field too."),
+    Reason(_RUNS + "untrusted.py", "(module)", r"^LARGEST_JSON = 64 \* 2\*\*20 → LARGEST_JSON = (65 \* 2|64 \* 2\*\*21)", TUNING,
+           "How large a file may be."),
     Reason(_RUNS + "text_source.py", "(module)", r"→ SMALL, DENSEST = (65 \* 2\*\*20, 100|64 \* 2\*\*21, 100|64 \* 2\*\*20, 101)$", TUNING,
            "How far the limit is from what texts compress to is a matter of choice."),
     Reason(_RUNS + "text_source.py", "_standard_library", r"read_text\((encoding=None, )?errors=", PLATFORM,

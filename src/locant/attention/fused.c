@@ -1767,6 +1767,12 @@ static void weight_gradients(const Call *call, const Tile *tile, Backward *work,
             dot(width, grad + i * width, tables->value_rows + column_of(call, tile, i, j) * width);
 }
 
+/* exp(logit − largest − log_sum). It is at most 1; the forward pass of few queries rounds large logits in another way. */
+INLINE vec weight_of(vec logit, float largest, float log_sum) {
+  const vec x = logit - largest - log_sum;
+  return exp_lanes(choose(x > 0.0f, (vec){0}, x));
+}
+
 /* Into work->dlogits the gradient of every logit, into work->weights the weights after dropout: zero around the tile */
 static void logit_gradients(const Call *call, const Tile *tile, Backward *work, const Tables *tables,
                             const float *logits) {
@@ -1783,14 +1789,14 @@ static void logit_gradients(const Call *call, const Tile *tile, Backward *work, 
     if (call->dropout > 0) {
       const Dropout dropout = row_dropout(call, tile, i);
       for (Int j = 0; j < m; j += LANES) {
-        const vec x = exp_lanes(load(logit + j) - largest - log_sum);
+        const vec x = weight_of(load(logit + j), largest, log_sum);
         const vec factor = dropout_factors(dropout, tile->first_key + j);
         store(weight + j, x * factor);
         store(dlogit + j, x * ((load(dweight + j) + far) * factor - delta));
       }
     } else
       for (Int j = 0; j < m; j += LANES) {
-        const vec x = exp_lanes(load(logit + j) - largest - log_sum);
+        const vec x = weight_of(load(logit + j), largest, log_sum);
         store(weight + j, x);
         store(dlogit + j, x * (load(dweight + j) + far - delta));
       }
