@@ -326,7 +326,7 @@ def test_the_log_sums_are_those_of_tiles():
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("size", [1e4, 1e6, 1e9])
 def test_weights_of_large_logits_are_at_most_1_backwards(size, seed):
-    """The forward pass adds the products of a row in another order than the backward pass, so large logits are rounded in
+    """The forward pass adds the products of a row in another order than the backward pass, so it rounds large logits in
     another way. A query head gives the values of a key head weights that add up to at most 1; two share a key head."""
     torch.manual_seed(seed + 6)
     q, k, _ = tensors(2, 4, 2, 1, 40, 18)
