@@ -52,7 +52,7 @@ def test_pages_load_nothing_from_other_hosts():
 def test_arguments_in_two_columns_become_a_list():
     page = (SITE / "reference/models.html").read_text(encoding="utf-8")
     entries = re.findall(r"<li>\s*(?:<p>)?<code>(\w+)</code> ", page.partition('id="locant.adapt"')[2])
-    names = ["text", "budget", "train", "out", "scores", "length", "pooling", "report_to", "on_stage",
+    names = ["text", "budget", "contrast", "train", "out", "scores", "length", "pooling", "report_to", "on_stage",
              "on_evaluation", "on_result"]  # fmt: skip
     assert entries[: len(names)] == names
 
