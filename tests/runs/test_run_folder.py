@@ -162,3 +162,14 @@ def test_a_folder_that_vanishes_is_made_again(wait, tmp_path, monkeypatch):
 def test_models_are_kept_after_halves_of_halves(tmp_path):
     assert [run_folder.kept_steps(*each) for each in ((800, 3), (3, 5), (8, 0))] == [[100, 200, 400], [1], []]
     assert run_folder.kept_model(tmp_path, 7) == tmp_path / "kept" / "step-7"
+
+
+def test_a_block_that_raises_leaves_its_files(tmp_path):
+    def stopped():
+        with run_folder.held(tmp_path / "run"):
+            (tmp_path / "run" / "half").write_text("x")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        stopped()
+    assert (tmp_path / "run" / "half").read_text() == "x"
