@@ -29,7 +29,7 @@
 
    A tile is also left out if all its weights would be 0 in float32, because its logits are too far below the largest of
    each query (`vanishes`): a bias that falls with the distance makes most tiles of a long sequence so. The results have
-   the same bits as with these tiles; numbers that are not finite keep them, as 0 · ∞ is NaN.
+   the same bits as with these tiles; a tile with numbers that are not finite is computed, as 0 · ∞ is NaN.
 
    Everything is float32 inside. One matrix kernel, `micro_kernel`, does the work; it reads its second operand one panel
    of PANEL lanes at a time. Plain C with GNU vectors: gcc or clang, any CPU. */
@@ -875,7 +875,7 @@ static void tile_logits(const Call *call, const Tile *tile, const Operands *in, 
 /* exp_lanes(x) is 0 below −87.34. The rest is room for the rounding of logits. */
 #define VANISHING 100
 
-/* Whether the logits of a call have the bound that `vanishes` computes */
+/* Whether the logits of a call have the bound that `vanishes` computes. A value table has none on being finite. */
 static int has_bound(const Call *call) {
   const int falls = call->bias || call->level || HAS_LEVELS(call) || (call->gain && !call->vector_gain);
   return falls && !(call->gain && call->vector_gain) && !call->query && !call->key && !call->value &&
