@@ -875,7 +875,7 @@ static void tile_logits(const Call *call, const Tile *tile, const Operands *in, 
 /* exp_lanes(x) is 0 below −87.34. The rest is room for the rounding of logits. */
 #define VANISHING 100
 
-/* Whether the logits of a call have the bound that `vanishes` computes. A value table has none on being finite. */
+/* Whether the logits of a call have the bound that `vanishes` computes, and no value table, which may not be finite */
 static int has_bound(const Call *call) {
   const int falls = call->bias || call->level || HAS_LEVELS(call) || (call->gain && !call->vector_gain);
   return falls && !(call->gain && call->vector_gain) && !call->query && !call->key && !call->value &&
