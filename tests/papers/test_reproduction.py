@@ -1,5 +1,6 @@
 """Running the claims of a paper: shared steps, refused folders, stored verdicts."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -15,9 +16,9 @@ from locant.papers.rules import CONFIRMED, CONTRADICTED, Criterion, Larger
 from locant.papers.steps import Adapting, Input, Joining, Measuring, Step, Training, joined, source, unique
 from locant.papers.steps import made as model_made
 from locant.runs import files, run_folder
-from locant.runs.run_folder import Busy, held
+from locant.runs.run_folder import held
 from tests.papers import made_up
-from tests.papers.made_up import PAPER, Positive
+from tests.papers.made_up import PAPER, Broken, Positive
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -197,10 +198,65 @@ def test_an_unknown_preset_or_claim(tmp_path):
     assert [claim.id for claim in PAPER.chosen(["x2", "X2"])] == ["X2"]
 
 
-def test_two_at_once(tmp_path):
+@pytest.fixture
+def another_process(tmp_path, monkeypatch):
+    """A folder in which another process is doing the step `numbers`, and what ends that."""
+    monkeypatch.setattr(reproduction, "PAUSE", 0.0)
     at = reproduction.begin(PAPER, "quick", tmp_path, None)
-    with held(tmp_path), pytest.raises(Busy):
-        run(at)
+    lock = contextlib.ExitStack()
+    lock.enter_context(held(at.work / reproduction.LOCKS / "numbers"))
+    yield at, lock.close
+    lock.close()
+
+
+def test_a_step_of_another_process_is_waited_for(another_process):
+    at, died = another_process
+    waited = []
+
+    def wait(steps):
+        waited.append([step.name for step in steps])
+        died()
+
+    found = list(reproduction.run(PAPER.claims[:2], at, on_wait=wait))
+    assert [each.verdict for each in found] == [CONFIRMED, CONTRADICTED]
+    assert waited == [["numbers"]]
+    assert made_up.CALLS == ["numbers"]
+
+
+def test_what_another_process_did_meanwhile_is_not_done_again(another_process):
+    at, died = another_process
+
+    def finishes(steps):
+        files.write_json(at.mark("numbers"), {"done": True, "seconds": 1.0, "numbers": {"values": [-1.0, -1.1, -1.2]}})
+        died()
+
+    found = list(reproduction.run(PAPER.claims[:1], at, on_wait=finishes))
+    assert [each.verdict for each in found] == [CONTRADICTED]
+    assert made_up.CALLS == []
+
+
+def test_other_steps_go_on_meanwhile(another_process):
+    at, died = another_process
+    found = reproduction.run(PAPER.claims, at, on_wait=lambda steps: died())
+    assert [each.id for each in found] == ["X3", "X1", "X2"]
+    assert made_up.CALLS == ["fails", "numbers"]
+
+
+def test_a_step_that_reads_a_locked_one_is_not_begun(another_process, monkeypatch):
+    at, died = another_process
+    reader = Measuring("reader", Reader(Input("model", "numbers")), made_up.seconds)
+    monkeypatch.setattr(Broken, "steps", lambda self, at: [made_up.NUMBERS, reader])
+    list(reproduction.run(PAPER.claims[2:], at, on_wait=lambda steps: died()))
+    assert made_up.CALLS == ["numbers", "reader"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    model: Input
+
+    def __call__(self, at):
+        made_up.CALLS.append("reader")
+        return {"values": [1.0]}
 
 
 def test_missing_data_is_named_before_anything_runs(tmp_path):

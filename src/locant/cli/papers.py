@@ -19,6 +19,7 @@ from locant.papers.rules import CONFIRMED, CONTRADICTED
 from locant.papers.steps import Step
 from locant.report.papers import write_paper_page
 from locant.report.papers.effect import interval
+from locant.runs import run_folder
 from locant.runs.budget import spell_time
 
 COLOURS = {CONFIRMED: "green", CONTRADICTED: "red"}
@@ -97,11 +98,15 @@ def _run(paper: Paper, claims: tuple[Claim, ...], preset: str, at: Place) -> Non
                 console.print(words, markup=False, highlight=False)
             return lambda share: bar.update(job, completed=share)
 
+        def on_wait(steps: list[Step]) -> None:
+            bar.update(job, description=f"waiting for another command: {steps[0].name}")
+
         try:
-            for finding in reproduction.run(claims, at, on_step=on_step):
+            for finding in reproduction.run(claims, at, on_step=on_step, on_wait=on_wait):
                 complete = complete and not finding.problem
                 bar.console.print(_line(finding), highlight=False)
-                path = write_paper_page(paper, preset, at)
+                with run_folder.held(at.folder, wait=True):  # another command may write the same page
+                    path = write_paper_page(paper, preset, at)
         except KeyboardInterrupt:
             console.print("stopped; the same command continues")
             raise SystemExit(130) from None

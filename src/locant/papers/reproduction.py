@@ -6,6 +6,8 @@ refused, so a rule cannot change between a run and its verdict.
 A claim with a stored finding is not run again, and of a step that is done the numbers are enough. So reproduction.json,
 findings/ and steps/ are all that is needed to continue elsewhere. Models and texts of a finished step are made again
 only if a step that is not done reads them.
+
+Processes share the work through the folder: a step that one is doing is locked.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,10 @@ from locant.version import __version__
 
 FILE = "reproduction.json"
 FOLDERS = ("runs", "models", "texts", STEPS, FINDINGS)
+LOCKS = ".locks"
+"""Has a lock for every step that a process is doing."""
+PAUSE = 1.0
+"""Seconds before a process that waits for others looks again."""
 NOT_RUN = "not run"
 LONGEST = 48 * 3600.0
 """Seconds of estimated work beyond which a reproduction does not start unless it is told to."""
@@ -102,8 +108,7 @@ def check_data(claims: Sequence[Claim], size: Any, data: Path | None) -> None:
 def plan(claims: Sequence[Claim], at: Place) -> Planned:
     """Returns the steps of the claims, and the time that the remaining ones take."""
     steps = unique(step for claim in claims for step in claim.steps(at))
-    needed = unique(step for claim in claims if not has_finding(claim, at) for step in claim.steps(at))
-    left = remaining(needed, at)
+    left = _left(claims, at)
     speed, slots = machine_speed(), cores()
     # A step in this process uses all cores, but small models gain little from more than one.
     seconds = sum(step.operations(at) / speed / (slots if step.parallel else 1.3) for step in left)
@@ -145,54 +150,84 @@ def check_machine(planned: Planned, at: Place, *, long: bool) -> None:
 
 
 OnStep = Callable[[Step, int, int], Callable[[float], None]]
+OnWait = Callable[[list[Step]], None]
 
 
 def _silent(step: Step, number: int, total: int) -> Callable[[float], None]:
     return lambda share: None
 
 
-def run(claims: Sequence[Claim], at: Place, *, on_step: OnStep = _silent) -> Iterator[Finding]:
-    """Executes the steps, claim by claim, and yields the finding of each claim as soon as its steps are done.
+def run(
+    claims: Sequence[Claim], at: Place, *, on_step: OnStep = _silent, on_wait: OnWait = lambda steps: None
+) -> Iterator[Finding]:
+    """Executes the steps and yields the finding of each claim as soon as its steps are done.
 
+    Steps go claim by claim. Several processes can share a folder: each takes the next step that no other one is doing.
     `on_step` gets a step that begins, its number and the number of all steps, and returns a function that receives the
-    share that is done. A claim whose step fails is not run; the others continue. A stored finding is yielded as it is.
+    share that is done. `on_wait` gets the steps that others are doing, when no other step is left. A claim whose step
+    fails is not run; the others continue. A stored finding is yielded as it is.
     """
-    with run_folder.held(at.work):
-        needed = unique(step for claim in claims if not has_finding(claim, at) for step in claim.steps(at))
-        total = len(remaining(needed, at))
-        begun: set[str] = set()
-        failed: dict[str, str] = {}
-        for claim in claims:
-            if has_finding(claim, at):
-                yield _read(_finding(claim, at))
-                continue
-            for step in remaining(unique(iter(claim.steps(at))), at):
-                if step.name in failed:
-                    continue
-                begun.add(step.name)
+    waiting, failed = list(claims), dict[str, str]()
+    total = len(_left(waiting, at))
+    while waiting:
+        for claim in list(waiting):
+            finding = _decided(claim, at, failed)
+            if finding is not None:
+                waiting.remove(claim)
+                yield finding
+        left = _left(waiting, at)
+        if left and not _do_next(left, at, failed, lambda step: on_step(step, total - len(left) + 1, total)):  # noqa: B023
+            on_wait(left)
+            time.sleep(PAUSE)
+
+
+def _left(claims: Sequence[Claim], at: Place) -> list[Step]:
+    return remaining(unique(step for claim in claims if not has_finding(claim, at) for step in claim.steps(at)), at)
+
+
+def _decided(claim: Claim, at: Place, failed: Mapping[str, str]) -> Finding | None:
+    """Returns the finding of a claim whose steps are all done, or of which one failed; None for the others."""
+    if has_finding(claim, at):
+        return _read(_finding(claim, at))
+    left = remaining(unique(iter(claim.steps(at))), at)
+    problem = next((step.name for step in left if step.name in failed), None)
+    if problem is not None:
+        return Finding(claim.id, NOT_RUN, problem=f"{problem} is not done: {failed[problem]}")
+    return None if left else _store(at, _judge(claim, at))
+
+
+def _do_next(
+    left: Sequence[Step], at: Place, failed: dict[str, str], begin: Callable[[Step], Callable[[float], None]]
+) -> bool:
+    """Does the first step that can begin and that no other process is doing; False if there is none."""
+    missing = {step.name for step in left}
+    for step in left:
+        if step.reads & missing:
+            continue
+        try:
+            with run_folder.held(at.work / LOCKS / step.name):
+                if is_done(step, at) and step.is_there(at):  # another process has just done it
+                    return True
                 try:
-                    _do(step, at, on_step(step, len(begun), total))
+                    _do(step, at, begin(step))
                 except (ValueError, RuntimeError, OSError, NotImplementedError) as problem:
                     failed[step.name] = str(problem)
-                    break
-            yield _store(at, _judge(claim, at, failed))
+                return True
+        except run_folder.Busy:
+            continue
+    return False
 
 
-def _judge(claim: Claim, at: Place, failed: dict[str, str]) -> Finding:
-    missing = [step for step in claim.steps(at) if not is_done(step, at)]
-    if missing:
-        why = failed.get(missing[0].name, "")
-        return Finding(claim.id, NOT_RUN, problem=f"{missing[0].name} is not done{': ' + why if why else ''}")
+def _judge(claim: Claim, at: Place) -> Finding:
     seconds = sum(float(files.read_json(at.mark(step.name))["seconds"]) for step in claim.steps(at))
     found = claim.measure(at)
     return Finding(claim.id, claim.verdict(found), found, seconds)
 
 
 def _store(at: Place, finding: Finding) -> Finding:
-    if finding.found is not None:
-        # In one line: the table of a heat map has 40,000 rows.
-        found = json.dumps(dataclasses.asdict(finding), ensure_ascii=False)
-        files.write(at.folder / FINDINGS / f"{finding.id}.json", found + "\n")
+    # In one line: the table of a heat map has 40,000 rows.
+    found = json.dumps(dataclasses.asdict(finding), ensure_ascii=False)
+    files.write(at.folder / FINDINGS / f"{finding.id}.json", found + "\n")
     return finding
 
 

@@ -28,8 +28,8 @@ from torch.utils.data import Dataset
 
 from locant.experiments.bootstrap import test_noise
 from locant.experiments.presets import FINETUNE
-from locant.experiments.tasks.rows import Rows, batches, fit, open_rows, pad, small, spread, write_rows
-from locant.experiments.tasks.task import Evaluation, Setting, Task, order
+from locant.experiments.tasks.rows import batches, fit, open_rows, pad, small, spread, training_rows, write_rows
+from locant.experiments.tasks.task import Evaluation, Setting, Task
 from locant.runs.glue_files import FORMATS, Part, listed, read_folder, tests_of
 
 if TYPE_CHECKING:
@@ -149,8 +149,7 @@ class Glue(Task):
         return write_rows(path, {**columns, "labels": kept}, encode)
 
     def examples(self, setting: Setting, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
-        table = open_rows(setting.folder / "train.arrow")
-        return Rows(table, order(count, len(table), seed))
+        return training_rows(open_rows(setting.folder / "train.arrow"), count, setting.preset.batch, seed)
 
     def collate(self, setting: Setting, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         labels = torch.stack([example["labels"] for example in examples])

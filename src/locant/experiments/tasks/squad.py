@@ -26,8 +26,8 @@ from torch.utils.data import Dataset
 
 from locant.experiments.bootstrap import test_noise
 from locant.experiments.presets import ANSWERS
-from locant.experiments.tasks.rows import Rows, batches, fit, open_rows, pad, small, spread, write_rows
-from locant.experiments.tasks.task import Evaluation, Setting, Task, order, too_long
+from locant.experiments.tasks.rows import batches, fit, open_rows, pad, small, spread, training_rows, write_rows
+from locant.experiments.tasks.task import Evaluation, Setting, Task, too_long
 from locant.runs import text_source, untrusted
 
 if TYPE_CHECKING:
@@ -103,8 +103,7 @@ class Squad(Task):
         return sorted({*found, *([preset.also] if preset.also > preset.length else [])})
 
     def examples(self, setting: Setting, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
-        table = open_rows(setting.folder / "train.arrow")
-        return Rows(table, order(count, len(table), seed))
+        return training_rows(open_rows(setting.folder / "train.arrow"), count, setting.preset.batch, seed)
 
     def collate(self, setting: Setting, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         ends = {
