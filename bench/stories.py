@@ -27,8 +27,6 @@ from locant.experiments.run import quiet
 from locant.hf import llama2c
 from locant.runs.text_source import read
 
-PIECES = 16
-"""Pieces of the longest length in each test text, at most."""
 LETTERS = 750
 """Characters of a piece of a book: about as many as a story has."""
 WORDS = 256
@@ -71,6 +69,7 @@ def main() -> None:
     parser.add_argument("--budget", default="400steps")
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--lengths", type=int, nargs="*", default=[256, 512, 1024], help="tokens of a test piece")
+    parser.add_argument("--pieces", type=int, default=16, help="test pieces of the longest length, at most")
     parser.add_argument("--stories", type=Path, default=Path("stories.txt"))
     parser.add_argument("--count", type=int, default=1600)
     parser.add_argument("--name", default="stories", help="name of the files with the results")
@@ -93,7 +92,7 @@ def main() -> None:
         for path in arguments.texts
     }
     lengths = tuple(arguments.lengths)
-    tokens = PIECES * (max(lengths) - 1)
+    tokens = arguments.pieces * (max(lengths) - 1)
     rows = {
         (name, length): pieces(torch.tensor(stream[-tokens:]), length, lengths, begin)
         for name, stream in streams.items()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from locant import terms as terms
     from locant import testing
     from locant.adaptation import adapt, fit
+    from locant.adaptation.sharpening import sharpen
     from locant.attention.attend import attend
     from locant.attention.choice import BACKENDS
     from locant.exporting import export
@@ -47,6 +48,7 @@ __all__ = [
     "native",
     "per_layer",
     "scheme",
+    "sharpen",
     "swap",
     "testing",
 ]
@@ -61,6 +63,7 @@ _NAMES = {
     "hf": ("load", "native", "swap"),
     "hf.support": ("families",),
     "adaptation": ("adapt", "fit"),
+    "adaptation.sharpening": ("sharpen",),
     "exporting": ("export",),
     "verbs.comparing": ("compare",),
     "verbs.inspecting": ("inspect",),
@@ -71,6 +74,7 @@ _EXTRAS = {
     "hf": "hf",
     "hf.support": "hf",
     "adaptation": "compare",
+    "adaptation.sharpening": "sentences",
     "exporting": "hf",
     "verbs.comparing": "compare",
     "verbs.inspecting": "hf",

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,7 @@ from locant.adaptation.batch import grouped, padded, to_device
 from locant.adaptation.sample import longest
 from locant.analysis.text import special_tokens
 from locant.hf.modes import evaluating
-from locant.hf.pooling import Pooling
-from locant.runs.text_source import read_bytes
+from locant.runs.text_source import read, read_bytes
 
 CUT = 10
 """Last rank that counts."""
@@ -59,26 +58,13 @@ def read_collection(path: Path, most: int = 0) -> Collection:
     Each line is a JSON object: {"kind": "doc", "id", "text"}, or {"kind": "query", "doc", "summary"}. A query without a
     summary has a "text", or a "question".
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
     documents: dict[str, str] = {}
     asked: list[tuple[str, str]] = []
-    for number, line in enumerate(read_bytes(path).decode("utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if row["kind"] == "doc":
-                documents[str(row["id"])] = str(row["text"])
-            elif row["kind"] == "query":
-                asked.append((str(_words(row)), str(row["doc"])))
-            else:
-                raise KeyError(f"kind {row['kind']!r}")
-        except (json.JSONDecodeError, KeyError, TypeError) as problem:
-            raise ValueError(
-                f'{path}, line {number}: each line must be an object {{"kind": "doc", "id", "text"}} or {{"kind": '
-                f'"query", "doc", "summary"}}; {type(problem).__name__}: {problem}'
-            ) from None
+    for row in _rows(path):
+        if row["kind"] == "doc":
+            documents[str(row["id"])] = str(row["text"])
+        else:
+            asked.append((str(_words(row)), str(row["doc"])))
     lost = sorted({name for _, name in asked} - set(documents))
     if lost:
         raise ValueError(f"{path} has queries for documents that it does not have: {', '.join(lost[:3])}")
@@ -92,6 +78,40 @@ def read_collection(path: Path, most: int = 0) -> Collection:
     return Collection(tuple(documents[name] for name in names), queries)
 
 
+def read_documents(path: Path) -> list[str]:
+    """Returns the documents of a collection, without its queries; of a folder, its text files."""
+    if path.is_dir():
+        return [read(file) for file in sorted(path.rglob("*")) if file.is_file() and not file.name.startswith(".")]
+    return [str(row["text"]) for row in _rows(path) if row["kind"] == "doc"]
+
+
+KEYS = {"doc": ("id", "text"), "query": ("doc",)}
+"""Kind of a line of a collection -> what it must have."""
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the checked lines of a collection."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    for number, line in enumerate(read_bytes(path).decode("utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if row["kind"] not in KEYS:
+                raise KeyError(f"kind {row['kind']!r}")
+            for key in KEYS[row["kind"]]:
+                row[key]
+            if row["kind"] == "query":
+                _words(row)
+        except (json.JSONDecodeError, KeyError, TypeError) as problem:
+            raise ValueError(
+                f'{path}, line {number}: each line must be an object {{"kind": "doc", "id", "text"}} or {{"kind": '
+                f'"query", "doc", "summary"}}; {type(problem).__name__}: {problem}'
+            ) from None
+        yield row
+
+
 def _words(row: dict[str, Any]) -> Any:
     return row[next((name for name in ("summary", "text", "question") if name in row), "summary")]
 
@@ -102,7 +122,7 @@ class Reader:
 
     model: Any
     tokenizer: Any
-    pooling: Pooling
+    pooling: Callable[[Tensor, Tensor], Tensor]  # states [B, L, d] and mask [B, L] -> vectors [B, n] of length 1
     length: int = LENGTH  # tokens that are read of a text, special tokens included
 
     @property
@@ -270,17 +290,36 @@ def evaluate(reader: Reader, collection: Collection, way: Way, seed: int = 0) ->
 
 def evaluate_all(reader: Reader, collection: Collection, ways: Sequence[Way], seed: int = 0) -> list[Reading]:
     """Measures several ways of reading. What they have in common is read once: the queries, and pieces of one size."""
+    vectors = read_all(reader, collection, ways)
+    return [vectors.score(way, seed=seed) for way in ways]
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The vectors of a collection."""
+
+    queries: Tensor  # [queries, n]
+    documents: tuple[dict[tuple[object, ...], Tensor], ...]  # for each, `Way.reads` -> the vectors that were read
+    wanted: tuple[int, ...]  # the number of the document of each query
+
+    def score(self, way: Way, map: Callable[[Tensor], Tensor] = lambda vectors: vectors, seed: int = 0) -> Reading:
+        """Measures a way of reading, with every vector [n] mapped to another one of length 1."""
+        queries = map(self.queries)
+        found = [(queries @ way.of_document(map(read[way.reads])).T).amax(1) for read in self.documents]
+        return _reading(way, torch.stack(found, dim=1), list(self.wanted), seed)
+
+
+def read_all(reader: Reader, collection: Collection, ways: Sequence[Way]) -> Vectors:
+    """Reads a collection in several ways."""
     queries = reader.vectors([reader.pieces(reader.tokens(text), reader.limit)[0] for text, _ in collection.queries])
-    similarities: list[list[Tensor]] = [[] for _ in ways]
+    documents = []
     for text in collection.documents:
-        ids, read = reader.tokens(text), dict[tuple[object, ...], Tensor]()
-        for way, found in zip(ways, similarities, strict=True):
-            if way.reads not in read:
-                read[way.reads] = way.read(reader, ids)
-            found.append((queries @ way.of_document(read[way.reads]).T).amax(1))
-    wanted = [number for _, number in collection.queries]
-    return [_reading(way, torch.stack(found, dim=1), wanted, seed)
-            for way, found in zip(ways, similarities, strict=True)]  # fmt: skip
+        ids, found = reader.tokens(text), dict[tuple[object, ...], Tensor]()
+        for way in ways:
+            if way.reads not in found:
+                found[way.reads] = way.read(reader, ids)
+        documents.append(found)
+    return Vectors(queries, tuple(documents), tuple(number for _, number in collection.queries))
 
 
 def _reading(way: Way, similarities: Tensor, wanted: list[int], seed: int) -> Reading:

@@ -81,7 +81,7 @@ def score(wanted: str, held_out: list[str], length: int, pooling: Callable[[], P
 class Stsb:
     """STS-B without training: correlation of the cosine of two sentences with the human score."""
 
-    def __init__(self, where: str, pooling: Pooling) -> None:
+    def __init__(self, where: str, pooling: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.pooling = pooling
         self.part = read_dev("STS-B", where)
         if len(self.part.labels) < 3:
@@ -94,7 +94,9 @@ class Stsb:
         return float(spearmanr((first * second).sum(-1).cpu(), self.part.labels).statistic)
 
 
-def _vectors(model: PreTrainedModel, tokenizer: Any, sentences: list[str], pooling: Pooling) -> Tensor:
+def _vectors(
+    model: PreTrainedModel, tokenizer: Any, sentences: list[str], pooling: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     """[N, d], the pooled vectors of sentences; batches are sorted by length to save padding."""
     order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
     found: dict[int, Tensor] = {}

@@ -1,7 +1,8 @@
 """Every command of `locant`: its summary, its options, the function that runs it and the extra it needs.
 
 The function that runs a command is in the file of its group: schemes.py, models.py, machine.py, training.py,
-adapting.py, exporting.py or papers.py. Its parameters have the names of the command's options and arguments.
+adapting.py, sharpening.py, exporting.py or papers.py. Its parameters have the names of the command's options and
+arguments.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from locant.cli import values
-from locant.cli.extras import COMPARE, HF, PLOT, Extra
+from locant.cli.extras import COMPARE, HF, PLOT, SENTENCES, Extra
 from locant.cli.parser import Parser
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -167,6 +168,26 @@ def _adapt(parser: Parser) -> None:
     _imports(parser)
 
 
+def _sharpen(parser: Parser) -> None:
+    parser.argument("model", "Folder or hub name of a sentence-transformers model, swapped or not.")
+    parser.option("--documents", required=True, type=Path, metavar="PATH",
+                  help="The documents to be found: a folder of text files, or a file with a JSON object per line, "
+                  '{"kind": "doc", "id": …, "text": …}. Queries in it are not read.')  # fmt: skip
+    _folder(parser, "Folder of the sharpened model; it must be new or empty.")
+    parser.option("--piece", type=values.at_least(1), metavar="N",
+                  help="Tokens of the pieces in which documents are read. Default: 256, or as many as the model "
+                  "reads.")  # fmt: skip
+    parser.option("--length", default=4096, type=values.at_least(2), metavar="N",
+                  help="Tokens that are read of a document.")  # fmt: skip
+    parser.option("--most", default=500, type=values.at_least(2), metavar="N",
+                  help="Documents that are read, evenly spaced over all of them.")  # fmt: skip
+    parser.option("--shrink", default=0.5, type=float, metavar="X",
+                  help="Strength of the map: near 0 most, 1 none.")  # fmt: skip
+    parser.option("--eval", dest="evaluate", action="append", metavar="SCORE",
+                  help="stsb:FOLDER or longembed:FILE, measured before and after; any number of times.")  # fmt: skip
+    _imports(parser)
+
+
 def _export(parser: Parser) -> None:
     parser.argument("model", "Folder of a swapped or adapted model.")
     _folder(parser, "Folder of the export; it must be new or empty.")
@@ -284,6 +305,8 @@ COMMANDS = {
                         "launch: python -m locant finetune …", _finetune, COMPARE, forks=True),
     "adapt": Command("adapting.adapt", "Give a trained model another position scheme that keeps its quality and reads "
                      "past its old length.", _adapt, COMPARE),
+    "sharpen": Command("sharpening.sharpen", "Teach a sentence encoder in minutes to tell the documents of a "
+                       "collection apart, without labels.", _sharpen, SENTENCES),
     "export": Command("exporting.export", "Write a swapped or adapted model as a stock architecture that computes the "
                       "same, or as ONNX, so that it opens without locant.", _export, HF),
     "reproduce": Command("papers.reproduce", "Test the claims of the papers behind locant, by rules that were fixed "

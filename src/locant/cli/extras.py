@@ -22,3 +22,4 @@ class Extra(NamedTuple):
 HF = Extra("hf", ("transformers",))
 COMPARE = Extra("compare", ("accelerate", "datasets", "scipy", "torchmetrics", "transformers"))
 PLOT = Extra("plot", ("matplotlib", "plotext"))
+SENTENCES = Extra("sentences", ("sentence_transformers", "transformers"))

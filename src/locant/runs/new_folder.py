@@ -70,8 +70,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     A new folder is written beside `path` and renamed. An empty one is written in place: it may be a mount, which cannot
     be replaced. ValueError if `path` is anything else.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path} exists and is not empty; name another folder")
+    check_new(path)
     place = path if path.is_dir() else path.with_name(f".{path.name}.{os.getpid()}")
     with undone_on_failure(place):
         try:
@@ -85,6 +84,12 @@ def new_folder(path: Path) -> Iterator[Path]:
             if problem.errno is None and str(path) not in words:  # not of a file: a hub that does not answer, say
                 raise
             raise OSError(words if str(path) in words else f"{path} could not be written: {words}") from problem
+
+
+def check_new(path: Path) -> None:
+    """Raises ValueError unless a path is free, or an empty folder."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} exists and is not empty; name another folder")
 
 
 def check_writable(path: Path) -> None:
