@@ -44,6 +44,7 @@ from locant.hf.readout import native
 from locant.hf.sentence_folder import SentenceFolder, sentence_folder
 from locant.hf.swapping import exchange
 from locant.runs.budget import Budget
+from locant.runs.float32_products import fast_products
 
 LENGTH = 256
 """Tokens of the longest training sequences."""
@@ -62,6 +63,7 @@ BLOCK = 16
 """Lines per block, so that long held-out sequences are one text too."""
 
 
+@fast_products()
 def adapt(
     model: PreTrainedModel,
     spec: str,

@@ -41,6 +41,7 @@ from locant.attention.request import Request
 from locant.hf.plan import Plan, plan_of
 from locant.hf.readout import Native, native
 from locant.hf.swapping import exchange
+from locant.runs.float32_products import fast_products
 from locant.schemes import Nope, Scheme
 
 LENGTH = 128
@@ -114,6 +115,7 @@ class Fit:
         return "\n".join([*lines, *self.notices])
 
 
+@fast_products()
 def fit(
     model: PreTrainedModel,
     spec: str,

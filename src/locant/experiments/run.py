@@ -26,6 +26,7 @@ from locant.experiments.tasks import Task, find_task
 from locant.experiments.tasks.task import Setting
 from locant.experiments.work import Run, Work
 from locant.runs import files, run_folder
+from locant.runs.float32_products import fast_products
 from locant.version import __version__
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def execute(run: Run, folder: Path, data: Path) -> None:
     quiet()
     arguments = training_arguments(run, folder)
     try:
-        _execute(run, folder, data, arguments, began)
+        with fast_products():
+            _execute(run, folder, data, arguments, began)
     except Exception as problem:
         if arguments.world_size > 1:
             traceback.clear_frames(problem.__traceback__)  # their variables hold the Trainer

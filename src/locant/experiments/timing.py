@@ -11,11 +11,13 @@ from locant.experiments import arms, own_code
 from locant.experiments.run import load_setting, quiet
 from locant.experiments.tasks import find_task
 from locant.experiments.work import Work
+from locant.runs.float32_products import fast_products
 
 TIMED_STEPS = 8
 """Steps to time; the first two do not count."""
 
 
+@fast_products()
 def seconds_of_a_step(work: Work, scheme: str, data: Path) -> float:
     """Returns the median time of a training step on this machine."""
     torch.set_num_threads(work.preset.threads)

@@ -29,6 +29,7 @@ from locant.papers.sources import check_sources, check_texts, name_of_source
 from locant.papers.steps import Step, unique
 from locant.runs import files, machine_memory, run_folder
 from locant.runs.budget import spell_time
+from locant.runs.float32_products import fast_products
 from locant.runs.new_folder import undone_on_failure
 from locant.runs.untrusted import shortened
 from locant.version import __version__
@@ -274,7 +275,8 @@ def _do(step: Step, at: Place, progress: Callable[[float], None]) -> None:
     before = files.read_json(mark) if mark.exists() else {"done": False, "seconds": 0.0}
     numbers = None
     try:
-        numbers = step.run(at, progress)
+        with fast_products():
+            numbers = step.run(at, progress)
     finally:
         if not before["done"]:
             seconds = float(before["seconds"]) + time.monotonic() - start
