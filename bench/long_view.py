@@ -4,11 +4,11 @@
         [--lengths 512 1024 2048 4096] [--hidden 256 1024 4096 --around TEXT]
 
 ORIGINAL is the folder of a sentence encoder, ADAPTED what `locant adapt` or `locant.fit` made of it. COLLECTION has
-documents and queries (docs/adapt.md). Every way of reading gets the same 4,096 tokens of a document; intervals are a
-bootstrap over documents. With --lengths the documents are also cut at these. --hidden generates documents of these
-lengths, with pass keys in filler and needles in the prose of TEXT. TEXTs give the mean cosine of the two models'
-vectors, by kind of text and length. Written to bench/results/NAME.csv, with a picture by length in NAME.png; a row that
-is there is not measured again.
+documents and queries (docs/longer-view.md). Every way of reading gets the same 4,096 tokens of a document. Intervals
+are a bootstrap over documents. With --lengths the documents are also cut at these. --hidden generates documents of
+these lengths, with pass keys in filler and needles in the prose of TEXT. TEXTs give the mean cosine of the two
+models' vectors, by kind of text and length. Written to bench/results/NAME.csv, with a picture by length in NAME.png;
+a row that is there is not measured again.
 """
 
 import csv

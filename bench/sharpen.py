@@ -7,12 +7,15 @@ and queries (docs/longer-view.md). Two more collections are made: parts of the b
 which spans removed from them must find, and the articles of SQuAD dev, which 1,000 of its questions must find. The map
 is made of the documents themselves, of the other half of them, of some of them (the queries of the others are
 measured), or of the other collections. Gains are over the same vectors without the map; intervals are a bootstrap over
-documents. Written to bench/results/sharpen.csv, with a picture by number of documents in sharpen.png.
+documents. Written to bench/results/sharpen.csv, with a picture by number of documents in sharpen.png. A model
+whose rows are all there is not measured again.
 """
 
+import csv
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -56,7 +59,11 @@ DRAWS = 5
 """Draws of that many documents."""
 PARTS, QUESTIONS = 121, 1000
 PIECES = Averaged(PIECE).reads
+ROWS = 27 + 4 + len(COUNTS) * DRAWS
+"""Rows of an encoder as it is."""
 Map = Callable[[Tensor], Tensor]
+Add = Callable[..., None]
+Similarity = Callable[[Tensor | None], float]
 
 
 def of_books(reader: Reader, folder: Path) -> Vectors:
@@ -101,7 +108,10 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     quiet()
     path, name = RESULTS / f"{arguments.name}.csv", arguments.collection.stem.removesuffix(".jsonl")
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = list(csv.DictReader(path.open(encoding="utf-8"))) if path.exists() else []
+    counts = Counter(row["model"] for row in rows)
+    rows = [row for row in rows if counts[row["model"]] == (ROWS if row["model"] == Path(arguments.model).name else 4)]
+    there = {row["model"] for row in rows}
     encoder = SentenceTransformer(arguments.model, device="cpu").eval()
     reader, similarity = reader_of(encoder), stsb_of(reader_of(encoder), arguments.stsb)
 
@@ -121,15 +131,37 @@ def main() -> None:
         found = before if matrix is None else vectors.score(way, mapped(matrix))
         add(found, before, torch.tensor(vectors.wanted), way=str(way), **words)
 
-    ways: list[Way] = [Averaged(PIECE), BestPiece(PIECE), Whole(reader.limit)]
-    collections = {
-        name: read_all(reader, read_collection(arguments.collection), ways),
-        "books": of_books(reader, arguments.books),
-        "SQuAD": of_squad(reader, arguments.squad),
-    }
+    base, collection = Path(arguments.model).name, read_collection(arguments.collection)
+    if base in there:
+        read_again = read_all(reader, collection, [Averaged(PIECE)])
+        matrix = sharpening([document[PIECES] for document in read_again.documents])
+    else:
+        ways: list[Way] = [Averaged(PIECE), BestPiece(PIECE), Whole(reader.limit)]
+        collections = {
+            name: read_all(reader, collection, ways),
+            "books": of_books(reader, arguments.books),
+            "SQuAD": of_squad(reader, arguments.squad),
+        }
+        matrix = of_encoder(collections, ways, base, add, compare, similarity)
+    for folder in arguments.one_pass:
+        if Path(folder).name in there:
+            continue
+        long = reader_of(SentenceTransformer(folder, device="cpu").eval())
+        vectors = read_all(long, collection, [Whole(), LatePieces(PIECE)])
+        for way in (Whole(), LatePieces(PIECE)):
+            words = {"collection": name, "model": Path(folder).name}
+            compare(vectors, way, None, **words, map="none", documents="", shrink=1)
+            compare(vectors, way, matrix, **words, map="its documents", documents=len(collection.documents),
+                    shrink=SHRINK)  # fmt: skip
+    draw(rows, name, path.with_suffix(".png"))
+
+
+def of_encoder(
+    collections: dict[str, Vectors], ways: list[Way], base: str, add: Add, compare: Add, similarity: Similarity
+) -> Tensor:
+    """Adds all rows of an encoder as it is; returns the map of the first collection."""
     pieces = {each: [document[PIECES] for document in vectors.documents] for each, vectors in collections.items()}
     matrices = {each: sharpening(parts) for each, parts in pieces.items()}
-    base = Path(arguments.model).name
     for each, vectors in collections.items():
         words = {"collection": each, "model": base}
         compare(vectors, ways[0], None, **words, map="none", documents="", shrink=1, stsb=round(similarity(None), 4))
@@ -149,23 +181,16 @@ def main() -> None:
             matrix = sharpening(pieces[each], shrink)
             compare(vectors, ways[0], matrix, **words, map="its documents", documents=len(pieces[each]), shrink=shrink,
                     stsb=round(similarity(matrix), 4))  # fmt: skip
+    name = next(iter(collections))
     for way in ways[1:]:
-        for matrix in (None, matrices[name]):
-            compare(collections[name], way, matrix, collection=name, model=base, map="none" if matrix is None else
-                    "its documents", documents=len(pieces[name]), shrink=1 if matrix is None else SHRINK)  # fmt: skip
+        for map in (None, matrices[name]):
+            compare(collections[name], way, map, collection=name, model=base, map="none" if map is None else
+                    "its documents", documents=len(pieces[name]), shrink=1 if map is None else SHRINK)  # fmt: skip
     of_some(collections[name], pieces[name], ways[0], partial(add, collection=name, model=base), similarity)
-    for folder in arguments.one_pass:
-        long = reader_of(SentenceTransformer(folder, device="cpu").eval())
-        vectors = read_all(long, read_collection(arguments.collection), [Whole(), LatePieces(PIECE)])
-        for way in (Whole(), LatePieces(PIECE)):
-            words = {"collection": name, "model": Path(folder).name}
-            compare(vectors, way, None, **words, map="none", documents="", shrink=1)
-            compare(vectors, way, matrices[name], **words, map="its documents", documents=len(pieces[name]),
-                    shrink=SHRINK)  # fmt: skip
-    draw(rows, name, path.with_suffix(".png"))
+    return matrices[name]
 
 
-def of_some(vectors: Vectors, pieces: list[Tensor], way: Way, add: Callable[..., None], similarity: Any) -> None:
+def of_some(vectors: Vectors, pieces: list[Tensor], way: Way, add: Add, similarity: Similarity) -> None:
     """Adds rows for maps of some documents; the queries of all other documents are measured."""
     owners, rng, before = torch.tensor(vectors.wanted), random.Random(0), vectors.score(way)
     for count in COUNTS:
@@ -185,7 +210,7 @@ def some(found: Reading, left: Tensor, owners: Tensor) -> Reading:
     return Reading(found.way, float(each.mean()), low, high, 0.0, tuple(each.tolist()))
 
 
-def stsb_of(reader: Reader, folder: str) -> Callable[[Tensor | None], float]:
+def stsb_of(reader: Reader, folder: str) -> Similarity:
     """Returns a function from a map to the Spearman correlation on STS-B dev. Its sentences are read once."""
     part = read_dev("STS-B", folder)
     first, second = (reader.vectors([reader.pieces(reader.tokens(text), reader.limit)[0] for text in column])
@@ -209,11 +234,11 @@ def draw(rows: list[dict[str, Any]], name: str, path: Path) -> None:
     plain = next(row for row in rows if row["map"] == "none")
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
     for axis, key, words, line in ((axes[0], "gain", "gain of nDCG@10 × 100", 0.0),
-                                   (axes[1], "stsb", "STS-B dev", plain["stsb"])):  # fmt: skip
+                                   (axes[1], "stsb", "STS-B dev", float(plain["stsb"]))):  # fmt: skip
         counts = sorted({int(row["documents"]) for row in chosen})
-        means = [sum(float(row[key]) for row in chosen if row["documents"] == count) / DRAWS for count in counts]
+        means = [sum(float(row[key]) for row in chosen if int(row["documents"]) == count) / DRAWS for count in counts]
         axis.plot(
-            [row["documents"] for row in chosen], [float(row[key]) for row in chosen], "o", color="C0", alpha=0.35
+            [int(row["documents"]) for row in chosen], [float(row[key]) for row in chosen], "o", color="C0", alpha=0.35
         )
         axis.plot(counts, means, "-", color="C0", label="mean of five draws")
         axis.axhline(line, color="grey", linestyle="--", label="without the map")

@@ -32,6 +32,7 @@ from locant.adaptation.batch import grouped, padded, to_device
 from locant.adaptation.sample import longest
 from locant.analysis.text import special_tokens
 from locant.hf.modes import evaluating
+from locant.runs.float32_products import fast_products
 from locant.runs.text_source import read, read_bytes
 
 CUT = 10
@@ -164,6 +165,7 @@ class Reader:
         return torch.cat([self.pooling(part, torch.ones(part.shape[:2], device=part.device)) for part in parts]).cpu()
 
     @torch.no_grad()
+    @fast_products()
     def _states(self, batch: dict[str, Tensor]) -> Tensor:
         with evaluating(self.model):
             states: Tensor = self.model.base_model(**batch).last_hidden_state.float()

@@ -44,7 +44,7 @@ PIECE = 256
 SHRINK = 0.5
 """Chosen on parts of novels before any other text was measured (docs/log.md)."""
 MOST = 500
-"""Documents that are read, at most. More added nothing in our measurements."""
+"""Documents that are read, at most. The gain still grows between 50 and 100 of them (docs/longer-view.md)."""
 FILE = "sharpen.json"
 """In the folder of a sharpened encoder: what it was made of."""
 
