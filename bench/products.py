@@ -16,7 +16,7 @@ import transformers
 from measuring import RESULTS, command_line, in_turn, minilm, print_versions, ratios, spread, timed, write_csv
 
 from locant.experiments.run import quiet
-from locant.runs.float32_products import fast_products, is_faster
+from locant.runs.float32_products import fast_products, takes_onednn
 
 BATCH, LENGTH = 16, 128
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    if not is_faster():
+    if not takes_onednn():
         raise SystemExit("locant takes MKL on this machine, as PyTorch does: there is nothing to compare")
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)

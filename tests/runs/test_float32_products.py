@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from locant.runs import float32_products
-from locant.runs.float32_products import TEST_SIZES, fast_products, is_faster
+from locant.runs.float32_products import TEST_SIZES, fast_products, takes_onednn
 
 
 @pytest.fixture
 def taken(monkeypatch):
     """A machine on which oneDNN is taken."""
-    monkeypatch.setattr(float32_products, "is_faster", lambda: True)
+    monkeypatch.setattr(float32_products, "takes_onednn", lambda: True)
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def amd(monkeypatch):
     monkeypatch.setattr(float32_products, "_processor", lambda: "vendor_id : AuthenticAMD")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    is_faster.cache_clear()
+    takes_onednn.cache_clear()
     yield
-    is_faster.cache_clear()
+    takes_onednn.cache_clear()
 
 
 def setting():
@@ -79,24 +79,24 @@ def test_a_setting_of_the_caller_stays(taken):
 
 def test_it_is_taken_if_nothing_is_rounded(amd, monkeypatch):
     monkeypatch.setattr(float32_products, "_rounds", lambda *sizes: False)
-    assert is_faster()
+    assert takes_onednn()
     assert setting() == "highest"
 
 
 @pytest.mark.parametrize("rounded", TEST_SIZES)
 def test_it_is_not_taken_if_a_product_is_rounded(amd, monkeypatch, rounded):
     monkeypatch.setattr(float32_products, "_rounds", lambda *sizes: sizes == rounded)
-    assert not is_faster()
+    assert not takes_onednn()
 
 
 def test_it_is_not_taken_on_other_processors_or_beside_a_gpu(amd, monkeypatch):
     monkeypatch.setattr(float32_products, "_rounds", lambda *sizes: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert not is_faster()
-    is_faster.cache_clear()
+    assert not takes_onednn()
+    takes_onednn.cache_clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(float32_products, "_processor", lambda: "vendor_id : GenuineIntel")
-    assert not is_faster()
+    assert not takes_onednn()
 
 
 def test_rounding_is_seen(monkeypatch):

@@ -1,4 +1,4 @@
-"""Sharpens a sentence encoder for a collection: directions in which a document differs from itself count less.
+"""Sharpens a sentence encoder for a collection: a linear map shrinks directions in which pieces of a document differ.
 
 Every document d is read in pieces, and x_di is the vector of piece i, scaled to length 1. With their covariance around
 the mean of their document,
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 PIECE = 256
 """Tokens of a piece, if the encoder reads as many."""
 SHRINK = 0.5
-"""Chosen on parts of novels before any other text was measured (docs/log.md)."""
+"""Fixed before QMSum was measured, from trials on novels and SQuAD (docs/log.md)."""
 MOST = 500
-"""Documents that are read, at most. The gain still grows between 50 and 100 of them (docs/longer-view.md)."""
+"""Documents that are read, at most. More than 197 were not measured."""
 FILE = "sharpen.json"
 """In the folder of a sharpened encoder: what it was made of."""
 
@@ -53,18 +53,19 @@ FILE = "sharpen.json"
 class Sharpened:
     """A sharpened encoder, and whether pieces of documents find the rest of their document.
 
-    The map of this check was computed from the other half of the documents. None if there are too few.
+    The map of this check was computed from the other half of the documents. `before` and `after` are None with fewer
+    than four documents.
     """
 
     model: SentenceTransformer
     matrix: Tensor  # A, float64 [n, n]
-    documents: int  # that were read
+    documents: int  # that have more than one piece
     pieces: int
     before: float | None  # share of pieces that are nearest to the rest of their own document
     after: float | None
 
     def map(self, vectors: Tensor) -> Tensor:
-        """Returns what the map makes of vectors [B, n] of the encoder before it was sharpened."""
+        """Returns the mapped vectors [B, n], from those of the encoder before it was sharpened."""
         mapped: Tensor = vectors @ self.matrix.to(vectors)
         return F.normalize(mapped, dim=-1)
 
@@ -128,11 +129,11 @@ def sharpen(
 ) -> Sharpened:
     """Adds the map of this file to a sentence encoder, in place, and saves it if `out` is given.
 
-    model       a SentenceTransformer, or what opens one: a folder or a hub name.
+    model       a SentenceTransformer, a folder or a hub name.
     documents   texts; or a file of a collection, or a folder of text files (`read_documents`). No labels are used.
     piece       tokens of a piece; by default 256, or as many as the encoder reads.
     length      tokens that are read of a document.
-    most        documents that are read; of more, those evenly spaced over them.
+    most        documents that are read; if there are more, those evenly spaced over them.
     """
     if isinstance(documents, (str, Path)):
         documents = read_documents(Path(documents))
@@ -184,7 +185,7 @@ def own_document(documents: Sequence[Tensor], matrices: Sequence[Tensor]) -> flo
     """Returns the share of pieces that are nearest to the rest of their own document, among all documents.
 
     documents   vectors [pieces, n] of each, two or more.
-    matrices    for each document the map [n, n] of all vectors while its pieces ask.
+    matrices    for each document, the map [n, n] that is applied to all vectors when its pieces are the queries.
     """
     means, hits, count = torch.stack([part.mean(0) for part in documents]), 0, 0
     for number, (part, matrix) in enumerate(zip(documents, matrices, strict=True)):
@@ -244,7 +245,7 @@ def _opened(model: SentenceTransformer | str | Path) -> SentenceTransformer:
 
 
 def _append(encoder: SentenceTransformer, matrix: Tensor) -> None:
-    """Appends x → A x / ‖A x‖ to an encoder. Vectors need not have length 1 before it."""
+    """Appends x → A x / ‖A x‖ to an encoder. Its vectors may have any length."""
     modules: Any = _modules()
     size = len(matrix)
     weight = matrix.float().to(encoder.device)  # symmetric, so x ↦ x Aᵀ of a linear layer is A x

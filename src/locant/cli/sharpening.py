@@ -78,14 +78,14 @@ class _Similarity:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        Stsb(where, Pooling())  # the data is there
+        Stsb(where, Pooling())  # raises if the data is missing
 
     def read(self, encoder: SentenceTransformer, length: int, piece: int | None) -> None:
         """Measures the encoder before it is sharpened."""
         self.before = self._measured(encoder)
 
     def rows(self, done: sharpening.Sharpened) -> list[tuple[str, str, str]]:
-        """Returns the name of the score, and what it is before and after."""
+        """Returns one row of the table: the name of the score, before and after."""
         return [("STS-B dev, Spearman", f"{self.before:.4f}", f"{self._measured(done.model):.4f}")]
 
     @torch.no_grad()
@@ -111,7 +111,7 @@ class _Retrieval:
             self.vectors = read_all(reader, self.collection, self.ways)
 
     def rows(self, done: sharpening.Sharpened) -> list[tuple[str, str, str]]:
-        """Returns each way of reading, and its nDCG@10 before and after."""
+        """Returns a row of the table for each way of reading: its nDCG@10 before and after."""
         pairs = [(self.vectors.score(way), self.vectors.score(way, done.map)) for way in self.ways]
         return [(f"nDCG@10, {before.way}", _spelled(before), _spelled(after)) for before, after in pairs]
 

@@ -1,8 +1,8 @@
-"""Matrix products of float32 at the speed of the processor.
+"""Takes oneDNN instead of MKL for float32 matrix products on AMD.
 
-PyTorch computes them with MKL, which is slow on processors of AMD; oneDNN, which PyTorch has too, is about twice as
-fast there. PyTorch takes oneDNN if the precision "medium" is set. That setting permits rounding to bfloat16, so it is
-used only where a test shows that nothing is rounded: on AMD, and without CUDA, for which it has another meaning.
+PyTorch takes MKL, which is slow on processors of AMD; oneDNN, which PyTorch has too, is about twice as fast there
+(bench/products.py). PyTorch takes oneDNN if the precision "medium" is set. That setting permits rounding to bfloat16. So
+it is used only on AMD, only without CUDA, where it has another meaning, and only if test products are exact.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ _inside = 0
 
 @contextmanager
 def fast_products() -> Iterator[None]:
-    """Lets PyTorch compute the products of the block with oneDNN where this is faster and as exact.
+    """Computes the products of the block with oneDNN where `takes_onednn` says so.
 
-    The setting belongs to the process. It is left alone if the caller has changed it.
+    The setting belongs to the process. If it is not "highest" on entry, the caller has chosen it, and nothing is done.
+    Otherwise it is "highest" again when the last block has ended.
     """
     global _inside
     with _lock:
-        taken = _inside > 0 or (torch.get_float32_matmul_precision() == "highest" and is_faster())
+        taken = _inside > 0 or (torch.get_float32_matmul_precision() == "highest" and takes_onednn())
         if taken:
             _inside += 1
             torch.set_float32_matmul_precision("medium")
@@ -44,8 +45,11 @@ def fast_products() -> Iterator[None]:
 
 
 @cache
-def is_faster() -> bool:
-    """Whether oneDNN computes products of float32 on this machine faster than MKL, and without rounding."""
+def takes_onednn() -> bool:
+    """Whether to take oneDNN: an AMD processor, PyTorch with MKL and without CUDA, and exact test products.
+
+    Nothing is timed: a run that resumes must come to the same answer.
+    """
     if torch.cuda.is_available() or not torch.backends.mkl.is_available() or "AuthenticAMD" not in _processor():
         return False
     before = torch.get_float32_matmul_precision()
@@ -64,7 +68,7 @@ def _processor() -> str:
 
 def _rounds(rows: int, inner: int, columns: int) -> bool:
     """Whether products lose digits, in any of the layouts that a layer and its gradients have."""
-    # Every product and sum is exact in float32, which has 24 bits; bfloat16 has 8 and drops the 2⁻¹¹.
+    # Every product and sum is exact in float32, which has 24 bits; bfloat16 has 8 and rounds 1 + 2⁻¹¹ to 1.
     left = torch.full((rows, inner), 1 + 2.0**-11, dtype=torch.float32)
     right = torch.ones(inner, columns, dtype=torch.float32)
     exact = inner * (1 + 2.0**-11)
