@@ -1,8 +1,8 @@
 """Takes oneDNN instead of MKL for float32 matrix products on AMD.
 
 PyTorch takes MKL, which is slow on processors of AMD; oneDNN, which PyTorch has too, is about twice as fast there
-(bench/products.py). PyTorch takes oneDNN if the precision "medium" is set. That setting permits rounding to bfloat16. So
-it is used only on AMD, only without CUDA, where it has another meaning, and only if test products are exact.
+(bench/products.py). The precision "medium" selects oneDNN. It also permits rounding to bfloat16, so it is set only on
+AMD, only without CUDA, where it has another meaning, and only if test products are exact.
 """
 
 from __future__ import annotations
