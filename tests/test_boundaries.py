@@ -56,6 +56,7 @@ OPTIONAL = {
     "plotext": "extra",
     "ray": "extra",
     "safetensors": "extra",
+    "sentence_transformers": "extra",
     "scipy": "extra",
     "sklearn": "extra",
     "tokenizers": "extra",

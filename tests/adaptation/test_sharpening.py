@@ -1,17 +1,20 @@
 """`locant.sharpen`: the map against its formula, and an encoder that computes it."""
 
 import json
+import re
 import subprocess
 import sys
+from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
 from scipy.linalg import sqrtm
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
 
 import locant
-from locant.adaptation.retrieval import read_documents
+from locant.adaptation.retrieval import read_collection, read_documents
 from locant.adaptation.sharpening import Sharpened, own_document, reader_of, sharpen, sharpening
 from tests import sentence_models
 
@@ -151,7 +154,7 @@ def test_of_many_documents_some_are_read(folder):
     assert done.documents == 2
     assert read[0].startswith("reading 2 documents in ")
     assert (done.before, done.after) == (None, None)
-    assert "too few documents to check" in done.notices[0]
+    assert "there are too few documents" in done.notices[0]
 
 
 def test_a_map_that_does_not_help_is_named():
@@ -165,17 +168,22 @@ def test_a_map_that_does_not_help_is_named():
     [
         ({"documents": ["w1"] * 5}, "0 of 5 documents have more than one piece of 12 tokens"),
         ({"documents": [TEXTS[0], "w1"]}, "1 of 2 documents have more than one piece"),
-        ({"shrink": 0}, "shrink must be above 0 and at most 1, got 0"),
+        ({"shrink": 0}, "shrink must be from 1e-06 to 1, got 0"),
         ({"shrink": 1.5}, "got 1.5"),
         ({"most": 1}, "most must be at least 2, got 1"),
-        ({"piece": 65}, "piece must be from 1 to 64, the tokens that the model reads; got 65"),
+        ({"shrink": 1e-80}, "got 1e-80"),
+        ({"piece": 65}, "piece must be from 3 to 24, the tokens that the encoder reads at once; got 65"),
+        ({"piece": 2}, "piece must be from 3 to 24"),
+        ({"length": 2}, "length must be at least 3, got 2"),
+        ({"length": 12}, "or a larger length (it is 12)"),
+        ({"documents": []}, "there are no documents"),
         ({"documents": ["a " * 100] * 4, "piece": 12}, "mean variance of 0; it must be above 0"),
     ],
 )
 def test_bad_arguments_are_refused_and_change_nothing(folder, tmp_path, arguments, words):
     encoder = sentence_models.opened(folder)
     given = {"documents": TEXTS, "piece": 12, "out": tmp_path / "out", **arguments}
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(words)):
         sharpen(encoder, **given)
     assert len(encoder) == 3
     assert not (tmp_path / "out").exists()
@@ -202,3 +210,140 @@ def test_weights_that_are_not_finite_are_refused(folder):
         next(encoder[0].auto_model.parameters()).fill_(torch.nan)
     with pytest.raises(ValueError, match="not finite"):
         sharpen(encoder, TEXTS, piece=12)
+
+
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        ("one long text", "there is no file or folder 'one long text'"),
+        ("word " * 2000, "there is no file or folder 'word word"),
+        (None, "must be texts or a path, got NoneType"),
+        ({"a": TEXTS[0], "b": TEXTS[1]}, "must be texts or a path, got dict"),
+        ([TEXTS[0], None, TEXTS[1]], "document 1 must be a text (str), got NoneType"),
+        ([TEXTS], "document 0 must be a text (str), got list"),
+    ],
+)
+def test_documents_that_are_no_texts_are_refused(folder, documents, words):
+    with pytest.raises((TypeError, FileNotFoundError), match=re.escape(words)):
+        sharpen(folder, documents, piece=12)
+
+
+def test_documents_of_any_iterable(folder):
+    wanted = sharpen(folder, TEXTS, piece=12).matrix
+    assert torch.equal(sharpen(folder, (text for text in TEXTS), piece=12).matrix, wanted)
+
+
+def test_short_documents_take_no_place_of_long_ones(folder):
+    mixed = [text for long in TEXTS for text in ("w1", long)]
+    assert sharpen(folder, mixed, piece=12, most=4).documents == 4
+
+
+def test_names_of_modules_that_are_taken(folder):
+    modules = list(sentence_models.opened(folder))
+    named = OrderedDict(zip(("0", "1", "3"), modules, strict=True))
+    encoder = SentenceTransformer(modules=named, device="cpu")
+    plain = torch.tensor(encoder.encode(sentence_models.TEXTS))
+    done = sharpen(encoder, TEXTS, piece=12)
+    assert sentence_models.kinds(encoder) == ["Transformer", "Pooling", "Normalize", "Dense", "Normalize"]
+    assert (done.map(plain) - torch.tensor(encoder.encode(sentence_models.TEXTS))).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("problem", [OSError("disk full"), KeyboardInterrupt()])
+def test_an_encoder_that_cannot_be_saved_is_as_it_was(folder, tmp_path, monkeypatch, problem):
+    encoder = sentence_models.opened(folder)
+    before = encoder.encode(sentence_models.TEXTS)
+
+    def save(path):
+        raise problem
+
+    monkeypatch.setattr(encoder, "save", save)
+    with pytest.raises(type(problem)):
+        sharpen(encoder, TEXTS, piece=12, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert sentence_models.kinds(encoder) == ["Transformer", "Pooling", "Normalize"]
+    assert np.array_equal(encoder.encode(sentence_models.TEXTS), before)
+
+
+def test_vectors_that_are_not_those_of_the_tokens_are_refused(folder):
+    encoder = sentence_models.opened(folder)
+    encoder.prompts, encoder.default_prompt_name = {"document": "the mat sat "}, "document"
+    with pytest.raises(ValueError, match="it writes its prompt 'document' before every text"):
+        sharpen(encoder, TEXTS, piece=12)
+    assert len(encoder) == 3
+
+    class Noisy(Normalize):
+        def forward(self, features):
+            wanted = features["input_ids"].sum(-1, keepdim=True)  # a feature that the reader does not have
+            return {**features, "sentence_embedding": features["sentence_embedding"] * wanted}
+
+    encoder = SentenceTransformer(modules=[*list(sentence_models.opened(folder))[:2], Noisy()], device="cpu")
+    with pytest.raises(ValueError, match=r"with the modules Transformer, Pooling, Noisy \(KeyError: 'input_ids'\)"):
+        sharpen(encoder, TEXTS, piece=12)
+
+
+def test_pieces_are_no_longer_than_what_encode_reads(folder):
+    encoder = sentence_models.opened(folder)
+    assert encoder.max_seq_length == 24  # the transformer could read 64
+    words = []
+    sharpen(encoder, TEXTS, on_stage=words.append)
+    tokens = [len(encoder.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in TEXTS]
+    assert words[0].startswith(f"reading 8 documents in {sum(-(-count // 22) for count in tokens)} pieces")
+
+
+def test_state_of_the_caller_stays(folder):
+    encoder = sentence_models.opened(folder)
+    encoder.requires_grad_(False).eval()
+    torch.manual_seed(0)
+    wanted = torch.rand(2)
+    torch.manual_seed(0)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        done = sharpen(encoder, TEXTS, piece=12)
+    assert torch.equal(torch.rand(2), wanted)
+    assert not any(module.training for module in encoder.modules())
+    assert not any(parameter.requires_grad or parameter.is_inference() for parameter in encoder.parameters())
+    assert torch.equal(done.matrix, sharpen(folder, TEXTS, piece=12).matrix)
+
+
+def test_halves_of_equal_pieces_are_not_checked(folder):
+    done = sharpen(folder, ["a " * 100, TEXTS[1], "b " * 100, TEXTS[3]], piece=12)
+    assert (done.before, done.after) == (None, None)
+    assert "or all their pieces are equal" in done.notices[0]
+
+
+def test_a_model_that_cannot_be_opened_is_named():
+    with pytest.raises(OSError, match="nowhere/at-all is no folder here, and cannot be opened as a hub name"):
+        sharpen("nowhere/at-all", TEXTS)
+
+
+def test_lines_of_a_collection(tmp_path):
+    path = tmp_path / "c.jsonl"
+    rows = [{"kind": "doc", "id": "a", "text": "one\u2028two"}, {"kind": "doc", "id": "b", "text": "three\x85"}]
+    path.write_text("\ufeff" + "\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    assert read_documents(path) == ["one\u2028two", "three\x85"]
+    path.write_text("\r\n".join(map(json.dumps, rows)))
+    assert len(read_documents(path)) == 2
+    for text in (None, 5, ["w"]):
+        path.write_text(json.dumps({"kind": "doc", "id": "a", "text": text}))
+        with pytest.raises(ValueError, match=r"line 1: .*the text is not a string"):
+            read_documents(path)
+    path.write_bytes(json.dumps(rows[1], ensure_ascii=False).encode("latin-1"))
+    with pytest.raises(ValueError, match=r"c\.jsonl is not text in UTF-8"):
+        read_documents(path)
+    twice = [{"kind": "doc", "id": "a", "text": "one"}, {"kind": "doc", "id": "a", "text": "two"}]
+    path.write_text("\n".join(map(json.dumps, [*twice, {"kind": "query", "doc": "a", "text": "one"}])))
+    with pytest.raises(ValueError, match="two documents with the id 'a'"):
+        read_collection(path)
+
+
+def test_hidden_folders_are_not_read(tmp_path):
+    for name in ("a.txt", ".git/b.txt", "c/.checkpoints/d.txt", "c/e.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert read_documents(tmp_path) == ["a.txt", "c/e.txt"]
+
+
+def test_tokens_of_a_long_text_are_those_of_its_beginning(folder):
+    reader = reader_of(sentence_models.opened(folder), length=40)
+    for text in (TEXTS[5] * 300, "w1 " + "abc" * 3000, "antidisestablishment " * 500, " " * 3000 + TEXTS[3]):
+        whole = reader.tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert reader.tokens(text) == whole[:38]

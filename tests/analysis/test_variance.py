@@ -206,13 +206,24 @@ def test_deeper_layers_within_fifteen_percent(measured_and_predicted, layer):
     assert variance.slope(predicted) == pytest.approx(variance.slope(measured), abs=0.02)
 
 
-def test_a_bidirectional_model_shows_no_position():
-    model = gpt2(layers=2, causal=False)
-    measured = measure(model, sequences=64, length=64)
+@pytest.mark.parametrize("kind", ["not causal", "twin", "twin of a swapped model"])
+def test_a_bidirectional_model_shows_no_position(kind):
+    model = gpt2(layers=2, causal=kind != "not causal")
+    if "swapped" in kind:
+        locant.swap(model, "nope")
+    measured = measure(model, sequences=64, length=64, bidirectional=kind != "not causal")
     predicted = predict(**variance.settings(model), length=64, causal=False)
     for layer in (1, 2):
         assert variance.slope(measured.row(layer, ATTENTION, MEASURED)) == pytest.approx(0, abs=0.01)
         assert off((measured, predicted), layer, ATTENTION).abs().max() < 0.1
+    assert values(measured, 1, WEIGHTS, MEASURED)[0] == pytest.approx(1 / 64, rel=0.2)  # the first token sees all
+
+
+def test_a_model_without_a_twin_is_refused():
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "attention_types": [[["global"], 1]]}
+    config = AutoConfig.for_model("gpt_neo", **sizes, vocab_size=60, max_position_embeddings=32)
+    with pytest.raises(ValueError, match="its first token does not see the last one"):
+        measure(AutoModel.from_config(config), sequences=2, length=8, bidirectional=True)
 
 
 # ---- measurement --------------------------------------------------------------------------------------

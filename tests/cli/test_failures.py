@@ -72,6 +72,7 @@ def test_every_command_that_writes_a_folder_or_file_is_tested_here():
 FAILING = {
     "swap": ("{model}", "alibi", "--impl", "none"),
     "adapt": ("{model}", "tisa", "--text", "{text}", "--budget", "2steps", "--length", "4"),
+    "sharpen": ("{model}", "--documents", "{text}"),
     "inspect": ("{model}", "--text", "{text}", "--heads", "3"),
     "export": ("{model}", "--to", "smollm3"),
     "compare": ("clm", "--schemes", "tisa", "--data", "{text}.missing"),

@@ -69,3 +69,10 @@ def test_what_the_command_refuses(tmp_path, words, message):
     assert done.exit_code != 0
     assert message in " ".join(done.output.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_program_says_what_is_not_part_of_it(tmp_path):
+    folder = sentence_models.save(tmp_path / "model", dense=True)
+    done = locant_command("export", folder, "-o", tmp_path / "out", "--to", "torch", "--length", 24)
+    assert done.exit_code == 0, done.output
+    assert "Pooling, Dense, Normalize of sentence-transformers are not part of it" in " ".join(done.output.split())

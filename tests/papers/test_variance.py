@@ -16,12 +16,12 @@ from locant.experiments.run import load_setting
 from locant.experiments.tasks import find_task
 from locant.papers import bigrams, reproduction
 from locant.papers.place import Place
-from locant.papers.random_models import RandomShape, compare, octaves
+from locant.papers.random_models import CompareWithTwin, RandomShape, compare, octaves
 from locant.papers.rules import CONFIRMED, CONTRADICTED, NOT_SHOWN
 from locant.papers.small_models import SINES
 from locant.papers.traces import Bigrams, Probing, Windows, attention_rows, layer_of
 from locant.papers.variance import PAPER, Sizes
-from locant.papers.variance_steps import comparing, reading, tracing, training
+from locant.papers.variance_steps import comparing, reading, tracing, training, twins
 from locant.papers.variance_tables import difference_table, shown, skill, slopes
 from locant.report.papers.variance import FIGURES
 from tests.hf.test_llama2c import weights, words
@@ -106,6 +106,16 @@ def test_only_whole_layers_are_probed(place, layer):
     assert layer_of(place) == layer
 
 
+def test_the_variance_of_a_twin_is_flat_and_that_of_its_model_falls():
+    measured = CompareWithTwin(RandomShape(2, 2, 64, 32, 5000), sequences=64, seed=3)(None)
+    causal, bidirectional = ([row["slope"] for row in measured[name]] for name in ("causal", "bidirectional"))
+    assert causal[0] == pytest.approx(-1, abs=0.1)
+    assert causal[1] < -0.1
+    assert max(map(abs, bidirectional)) < 0.03
+    first, last = (measured[name][0]["values"][-1] for name in ("causal", "bidirectional"))
+    assert first == pytest.approx(last, rel=0.05)  # the last token sees all tokens in both
+
+
 def test_windows_of_testing_are_of_the_other_text_and_fresh():
     windows = Windows(torch.arange(100), torch.arange(1000, 1100), length=10, count=20, seed=0)
     for number in (0, 3, -1):
@@ -171,12 +181,12 @@ def verdict(claim, at):
     return CLAIMS[claim].verdict(found)
 
 
-def random_models(own, twin, slope):
-    def content(seed):
-        both = {"causal": falling(-0.5, seed), "bidirectional": falling(slope, seed)}
-        return {"probes": probed(own, seed), "twin": probed(twin, seed), "variance": both}
+def random_models(own, twin):
+    return lambda seed: {"probes": probed(own, seed), "twin": probed(twin, seed)}
 
-    return content
+
+def random_twins(slope):
+    return lambda seed: {"causal": falling(-0.5, seed), "bidirectional": falling(slope, seed)}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +194,7 @@ def random_models(own, twin, slope):
     [(0.3, 0.0, CONFIRMED), (0.3, 0.3, CONTRADICTED), (0.05, 0.0, NOT_SHOWN), (-0.2, 0.0, NOT_SHOWN)],
 )
 def test_b1(at, own, twin, expected):
-    put(at, reading(at), random_models(own, twin, 0))
+    put(at, reading(at), random_models(own, twin))
     assert verdict("B1", at) == expected
 
 
@@ -266,7 +276,8 @@ def test_b3(at, monkeypatch, slope, read, bigram, expected):
     ],
 )
 def test_b4(at, random_slope, trained_slope, read, expected):
-    put(at, reading(at), random_models(0.3, 0.0, random_slope))
+    put(at, reading(at), random_models(0.3, 0.0))
+    put(at, twins(at), random_twins(random_slope))
     end = {"step": 4, "theory": []}
     put(
         at,

@@ -34,6 +34,7 @@ from locant.analysis.text import special_tokens
 from locant.hf.modes import evaluating
 from locant.runs.float32_products import fast_products
 from locant.runs.text_source import read, read_bytes
+from locant.runs.untrusted import shortened
 
 CUT = 10
 """Last rank that counts."""
@@ -62,10 +63,12 @@ def read_collection(path: Path, most: int = 0) -> Collection:
     documents: dict[str, str] = {}
     asked: list[tuple[str, str]] = []
     for row in _rows(path):
-        if row["kind"] == "doc":
-            documents[str(row["id"])] = str(row["text"])
+        if row["kind"] == "query":
+            asked.append((_words(row), str(row["doc"])))
+        elif str(row["id"]) in documents:
+            raise ValueError(f"{path} has two documents with the id {shortened(row['id'])}")
         else:
-            asked.append((str(_words(row)), str(row["doc"])))
+            documents[str(row["id"])] = row["text"]
     lost = sorted({name for _, name in asked} - set(documents))
     if lost:
         raise ValueError(f"{path} has queries for documents that it does not have: {', '.join(lost[:3])}")
@@ -80,10 +83,11 @@ def read_collection(path: Path, most: int = 0) -> Collection:
 
 
 def read_documents(path: Path) -> list[str]:
-    """Returns the documents of a collection, without its queries; of a folder, its text files."""
+    """Returns the documents of a collection, without its queries; of a folder, its text files but hidden ones."""
     if path.is_dir():
-        return [read(file) for file in sorted(path.rglob("*")) if file.is_file() and not file.name.startswith(".")]
-    return [str(row["text"]) for row in _rows(path) if row["kind"] == "doc"]
+        hidden = {file for file in path.rglob("*") if any(part[0] == "." for part in file.relative_to(path).parts)}
+        return [read(file) for file in sorted({*path.rglob("*")} - hidden) if file.is_file()]
+    return [row["text"] for row in _rows(path) if row["kind"] == "doc"]
 
 
 KEYS = {"doc": ("id", "text"), "query": ("doc",)}
@@ -94,7 +98,11 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the checked lines of a collection."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    for number, line in enumerate(read_bytes(path).decode("utf-8").splitlines(), 1):
+    try:
+        lines = read_bytes(path).decode("utf-8-sig").split("\n")  # not splitlines: JSON may contain other line ends
+    except UnicodeDecodeError as problem:
+        raise ValueError(f"{path} is not text in UTF-8: {problem}") from None
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -103,8 +111,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
                 raise KeyError(f"kind {row['kind']!r}")
             for key in KEYS[row["kind"]]:
                 row[key]
-            if row["kind"] == "query":
-                _words(row)
+            if not isinstance(_words(row) if row["kind"] == "query" else row["text"], str):
+                raise TypeError("the text is not a string")
         except (json.JSONDecodeError, KeyError, TypeError) as problem:
             raise ValueError(
                 f'{path}, line {number}: each line must be an object {{"kind": "doc", "id", "text"}} or {{"kind": '
@@ -134,8 +142,13 @@ class Reader:
     def tokens(self, text: str) -> list[int]:
         """Returns the tokens of a text without special tokens, as many as are read."""
         before, after = special_tokens(self.tokenizer)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids[: self.length - len(before) - len(after)]
+        needed = self.length - len(before) - len(after)
+        # Tokenizing takes time. A token rarely has more than 12 letters, so the beginning of a long text is enough.
+        begin = text[: 12 * needed + 1000]
+        ids: list[int] = self.tokenizer(begin, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) < needed + 100 and len(begin) < len(text):  # the last tokens are those of a word that was cut
+            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids[:needed]
 
     def pieces(self, ids: list[int], size: int) -> list[list[int]]:
         """Returns pieces of `size` tokens, special tokens included."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from locant.analysis import twin
 from locant.analysis.layout import LayerTracker, find_layout
 from locant.analysis.steps import ATTENTION, FEED_FORWARD
 from locant.hf.facts import has_decoder
@@ -153,12 +153,9 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
             if step in SUB_LAYERS:
                 taken[layer + 1, step] = x
 
-        given: dict[str, Any] = {}
+        given = twin.arguments(base, tokens) if bidirectional else {}
         if bidirectional:
-            given["attention_mask"] = torch.ones(tokens.shape[0], 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
-            if "position_ids" in signature(type(base).forward).parameters:  # OPT would count them in the mask
-                given["position_ids"] = torch.arange(tokens.shape[1]).expand_as(tokens)
-            _check_sees_all(base, tokens, given)
+            twin.check(base, tokens)
         with evaluating(base), torch.no_grad(), LayerTracker(layout.layers).recording(layout, keep):
             layers = base(input_ids=tokens, output_hidden_states=True, **given).hidden_states
         states = {"embeddings": layers[0]}
@@ -170,14 +167,3 @@ def states_of(model: Any, ids: Callable[[int], Tensor], *, bidirectional: bool =
         return states
 
     return sample
-
-
-def _check_sees_all(base: Any, tokens: Tensor, given: dict[str, Any]) -> None:
-    """Raises ValueError if the first token does not see the last one: GPT-Neo hides the future whatever the mask is."""
-    some, few = tokens[:1], {name: value[:1] for name, value in given.items()}
-    other = some.clone()
-    other[:, -1] = (some[:, -1] + 1) % base.get_input_embeddings().weight.shape[0]
-    with evaluating(base), torch.no_grad():
-        before, after = (base(input_ids=ids, **few).last_hidden_state[:, 0] for ids in (some, other))
-    if torch.equal(before, after):
-        raise ValueError("its first token does not see the last one: the model hides the future itself")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.markup import escape
@@ -40,6 +41,7 @@ def sharpen(
     tasks = [_task(each) for each in evaluate or []]
     texts = read_documents(documents)
     encoder = SentenceTransformer(model)
+    sharpening.prepared(encoder, texts, piece=piece, length=length, most=most, shrink=shrink)  # before any reading
     for task in tasks:
         task.read(encoder, length, piece)
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
@@ -65,12 +67,16 @@ def sharpen(
     if done.before is not None:
         console.print(
             f"pieces that find the rest of their document: {done.before:.1%} before, {done.after:.1%} after "
-            f"(with the map of the other half of the documents)",
+            f"({done.pieces:,} pieces, with the map of the other half of the documents)",
             highlight=False,
         )
     for notice in done.notices:
         console.print(f"[yellow]note[/] {escape(notice)}", highlight=False)
-    console.print(f"saved: {out}    open it with SentenceTransformer({str(out)!r})", markup=False, highlight=False)
+    transformer: Any = encoder[0]
+    swapped = "import locant, and then " if hasattr(transformer.auto_model.config, "locant") else ""
+    console.print(
+        f"saved: {out}    open it with {swapped}SentenceTransformer({str(out)!r})", markup=False, highlight=False
+    )
 
 
 class _Similarity:
@@ -104,8 +110,9 @@ class _Retrieval:
     def read(self, encoder: SentenceTransformer, length: int, piece: int | None) -> None:
         """Reads the collection before the encoder is sharpened."""
         reader = sharpening.reader_of(encoder, length)
-        size = min(piece or sharpening.PIECE, reader.limit)
-        self.ways: list[Way] = [Whole(), Averaged(size), BestPiece(size)]
+        at_once = sharpening.at_once(encoder, reader)
+        size = min(piece or sharpening.PIECE, at_once)
+        self.ways: list[Way] = [Whole(at_once), Averaged(size), BestPiece(size)]
         console.print(f"reading {len(self.collection.documents):,} documents to measure retrieval")
         with evaluating(encoder):
             self.vectors = read_all(reader, self.collection, self.ways)

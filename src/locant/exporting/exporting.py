@@ -124,7 +124,9 @@ def _program(source: Source, folder: Path, to: str, length: int | None, on_stage
     on_stage(f"tracing {type(source.model).__name__} and comparing the program with it")
     difference, longest = traced.write(source, folder, to, length)
     _save_tokenizer(source.tokenizer, longest, folder)
-    return Exported(folder, to, longest, difference)
+    kinds = source.folder.kinds[1:] if source.folder is not None else []
+    left = f"the program returns hidden states; {', '.join(kinds)} of sentence-transformers are not part of it"
+    return Exported(folder, to, longest, difference, notices=[left] if kinds else [])
 
 
 def _stock(source: Source, folder: Path, to: str, length: int | None, on_stage: Callable[[str], None]) -> Exported:

@@ -1,7 +1,7 @@
 """Random causal models without positions: what a probe reads from them, and how their variance compares with theory.
 
 The initialisation is the paper's: every matrix and every embedding is N(0, σ²), biases are 0. GPT-2's own makes the
-output matrices smaller. The bidirectional twin of a model has the same weights and no causal mask.
+output matrices smaller. The bidirectional twin of a model has the same weights, and a mask that hides nothing.
 
 Functions import what loads transformers: it takes seconds, and the command must start sooner.
 """
@@ -44,8 +44,8 @@ class RandomShape:
         return Shape(self.layers, self.width)
 
 
-def build(shape: RandomShape, seed: int, *, causal: bool = True) -> Any:
-    """Returns a random GPT-2 without positions; with `causal=False` its bidirectional twin."""
+def build(shape: RandomShape, seed: int) -> Any:
+    """Returns a random GPT-2 without positions."""
     from transformers import GPT2Config, GPT2Model
 
     from locant.hf import swap
@@ -60,23 +60,19 @@ def build(shape: RandomShape, seed: int, *, causal: bool = True) -> Any:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=shape.sigma)
-    model = swap(model, "nope")
-    for block in model.h:
-        block.attn.is_causal = causal
-    return model
+    return swap(model, "nope")
 
 
 @dataclass(frozen=True)
 class ReadPositions:
-    """Measures one random model: probes of it and of its twin, and the variance of the twin's attention output."""
+    """Probes one random model and its twin."""
 
     shape: RandomShape
     probing: Probing
-    sequences: int  # of the measurement of the variance
     seed: int
 
     def __call__(self, at: Place) -> dict[str, Any]:
-        from locant.analysis import probe, variance
+        from locant.analysis import probe
 
         shape, batch = self.shape, self.probing.batch
         model = build(shape, self.seed)
@@ -88,21 +84,39 @@ class ReadPositions:
 
         own = probe_rows(probe.states_of(model, fresh), self.probing)
         twin = probe_rows(probe.states_of(model, fresh, bidirectional=True), self.probing)
-        flat = build(shape, self.seed, causal=False)
-        tables = {
-            name: attention_rows(
-                variance.measure(each, sequences=self.sequences, length=shape.length, seed=self.seed + 1)
-            )
-            for name, each in (("causal", model), ("bidirectional", flat))
-        }
-        return {"probes": own, "twin": twin, "variance": tables}
+        return {"probes": own, "twin": twin}
 
     @property
     def operations(self) -> float:
         """Floating-point operations."""
-        probing = 2 * self.probing.operations(self.shape.cost, self.shape.length)
-        tokens = 2 * self.sequences * self.shape.length
-        return probing + SHARE * self.shape.cost.reading(tokens, self.shape.length)
+        return 2 * self.probing.operations(self.shape.cost, self.shape.length)
+
+
+@dataclass(frozen=True)
+class CompareWithTwin:
+    """Measures the variance of the attention output of one random model and of its twin."""
+
+    shape: RandomShape
+    sequences: int
+    seed: int
+
+    def __call__(self, at: Place) -> dict[str, Any]:
+        from locant.analysis import variance
+
+        model, length = build(self.shape, self.seed), self.shape.length
+        return {
+            name: attention_rows(
+                variance.measure(
+                    model, sequences=self.sequences, length=length, seed=self.seed + 1, bidirectional=bidirectional
+                )
+            )
+            for name, bidirectional in (("causal", False), ("bidirectional", True))
+        }
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations."""
+        return SHARE * self.shape.cost.reading(2 * self.sequences * self.shape.length, self.shape.length)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from locant.papers.variance_steps import (
     reading,
     tracing,
     training,
+    twins,
 )
 from locant.papers.variance_tables import (
     after_training,
@@ -261,13 +262,14 @@ class BidirectionalModelsLackIt(Claim):
     sources = ("wikitext",)
 
     def steps(self, at: Place) -> list[Step]:
-        return [*reading(at), training(at, "mlm", NOPE), *tracing(at, "mlm", NOPE)]
+        return [*reading(at), *twins(at), training(at, "mlm", NOPE), *tracing(at, "mlm", NOPE)]
 
     def measure(self, at: Place) -> Measured:
         random = [at.measured(step.name) for step in reading(at)]
+        both = [at.measured(step.name) for step in twins(at)]
         trained = [at.measured(step.name)["points"][-1] for step in tracing(at, "mlm", NOPE)]
         groups = {
-            "random": [each["variance"]["bidirectional"] for each in random],
+            "random": [each["bidirectional"] for each in both],
             "trained": [each["variance"] for each in trained],
         }
         probes = {"random": [each["twin"] for each in random], "trained": [each["probes"] for each in trained]}
@@ -279,7 +281,7 @@ class BidirectionalModelsLackIt(Claim):
         for name, probed in probes.items():
             last = int(probed[0][-1]["layer"])
             parts.append(Part(self.PROBE, f"{name}, layer {last}", estimate([skill(each, last) for each in probed])))
-        causal = [each["variance"]["causal"] for each in random]
+        causal = [each["causal"] for each in both]
         rows += [slope_row("random, causal", n, each) for n, each in
                  enumerate(over_seeds([slopes(each) for each in causal]), 1)]  # fmt: skip
         tables = {

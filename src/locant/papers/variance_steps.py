@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from locant.papers.cost import Shape
 from locant.papers.glue import slug
 from locant.papers.place import Place
-from locant.papers.random_models import CompareWithTheory, ReadPositions
+from locant.papers.random_models import CompareWithTheory, CompareWithTwin, ReadPositions
 from locant.papers.small_models import SINES
 from locant.papers.steps import Adapting, Measuring, Step, Training, made, source
 from locant.papers.traces import Bigrams, TraceOfModels, TraceOfRun
@@ -25,10 +25,17 @@ STORIES = {"rope": "stories15M", NOPE: "stories15M, adapted to nope"}
 
 
 def reading(at: Place) -> list[Measuring]:
-    """Returns one step per random model: probes of it and its twin, and the variance of both."""
+    """Returns one step per random model: probes of it and its twin."""
     size: Sizes = at.size
-    work = [ReadPositions(size.random, size.probing, size.sequences, seed) for seed in range(size.models)]
+    work = [ReadPositions(size.random, size.probing, seed) for seed in range(size.models)]
     return [_measuring(f"variance-random-s{each.seed}", each) for each in work]
+
+
+def twins(at: Place) -> list[Measuring]:
+    """Returns one step per random model: the variance of it and its twin."""
+    size: Sizes = at.size
+    work = [CompareWithTwin(size.random, size.sequences, seed) for seed in range(size.models)]
+    return [_measuring(f"variance-twin-s{each.seed}", each) for each in work]
 
 
 def comparing(at: Place) -> list[Measuring]:

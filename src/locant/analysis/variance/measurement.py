@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from locant.analysis import twin
 from locant.analysis.layout import LayerTracker, find_layout, observed
 from locant.analysis.steps import KEY, LOGITS, QUERY, STEPS, VALUE, WEIGHTS
 from locant.analysis.variance.table import MEASURED, VarianceRow, Variances
@@ -65,11 +66,13 @@ def measure(
     length: int = 512,
     seed: int = 0,
     text_ids: Tensor | None = None,
+    bidirectional: bool = False,
 ) -> Variances:
     """Returns the variance over sequences and coordinates at every position, after every step of every layer.
 
     The input is `tokens`, [sequences, length], if given; else `sequences` pieces of `length` tokens from random places
-    of `text_ids`, one long text; else random tokens of the whole vocabulary.
+    of `text_ids`, one long text; else random tokens of the whole vocabulary. `bidirectional` runs a causal model with a
+    mask that hides nothing (twin.py).
 
     A layer has a row for each step that `find_layout` finds: `layer norm` in models with a norm before attention;
     `logits` and `weights` where position adds nothing to q·k inside attention; `residual` where a module receives
@@ -91,10 +94,12 @@ def measure(
     heads = getattr(model.config, "num_attention_heads", 12)
     batch = min(64, max(1, 2**24 // (heads * ids.shape[1] ** 2)))
     observing = observed(model, layout.attentions, after_attention)
+    if bidirectional:
+        twin.check(base, ids)
     with evaluating(base), observing, tracker.recording(layout, sums.add):
         for part in ids.split(batch):
             tracker.layer = -1
-            base(input_ids=part)
+            base(input_ids=part, **(twin.arguments(base, part) if bidirectional else {}))
     return sums.table(len(layout.roles))
 
 
