@@ -12,7 +12,7 @@ from locant.experiments.presets import ANSWERS, find_preset
 from locant.experiments.run import execute
 from locant.experiments.tasks import find_task
 from locant.experiments.work import Work
-from locant.papers import absolute, huang, reproduction
+from locant.papers import absolute, glue, huang, reproduction
 from locant.papers.claim import Paper
 from locant.papers.glue import GlueSizes
 from locant.papers.huang_numbers import (
@@ -153,10 +153,14 @@ def test_c4_averages_the_tasks_of_each_seed(gain, verdict):
     original = {"MRPC": {seed: 80 + seed for seed in range(6)}, "RTE": {seed: 60 - seed for seed in range(6)}}
     method = {task: {seed: of[seed] + gain + (seed - 1) / 10 for seed in range(3)} for task, of in original.items()}
     worse = {task: {seed: value - 9 for seed, value in of.items()} for task, of in method.items()}
-    found = against_original({"huang1": worse, BEST: method}, original, over=claim("C4").over)
+    original["CoLA"] = dict.fromkeys(range(6), 0.0)
+    method["CoLA"] = dict.fromkeys(range(3), 50.0)  # the original did not learn it
+    found = against_original({"huang1": worse, BEST: method}, original, ("MRPC", "RTE"), over=claim("C4").over)
     assert found.parts[0].effect.mean == pytest.approx(gain)
     assert found.parts[0].effect.count == 3
-    assert claim("C4").verdict(found) == verdict
+    for tasks, wanted in ((("MRPC", "RTE"), verdict), (("MRPC",), NOT_SHOWN), ((), NOT_SHOWN)):
+        parts = [*found.parts, glue.learned_part(claim("C4").learned, tasks)]
+        assert claim("C4").verdict(replace(found, parts=parts)) == wanted
     assert found.tables["gains"].where(method="method 1", task="RTE").column("mean") == pytest.approx([gain - 9])
 
 

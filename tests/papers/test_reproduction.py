@@ -363,6 +363,30 @@ def test_an_adaptation_that_was_killed_before_its_mark_is_done(tmp_path):
     assert step.run(at, lambda share: None) == {"rows": []}
 
 
+def test_numbers_of_a_step_with_other_settings_are_refused(tmp_path):
+    at = Place(tmp_path, tmp_path, None, None)
+    step = Making("one")
+    reproduction._do(step, at, lambda share: None)
+    assert reproduction.is_done(step, at)
+    other = Making("one", model_made("another"))
+    assert other.digest != step.digest == Making("one").digest
+    with pytest.raises(ValueError, match=r"one\.json was made with other settings than those of today; delete it"):
+        reproduction.remaining([other], at)
+    mark = json.loads(at.mark("one").read_text())
+    del mark["digest"]
+    at.mark("one").write_text(json.dumps(mark))
+    assert reproduction.is_done(other, at)  # a mark of before has none
+
+
+def test_steps_have_digests_that_do_not_change():
+    for paper in (find_paper(name) for name in NAMES):
+        at = Place(Path(), Path(), None, paper.sizes["small"])
+        first, second = ([step.digest for claim in paper.claims for step in claim.steps(at)] for _ in range(2))
+        assert first == second
+        steps = {step.name: step.digest for claim in paper.claims for step in claim.steps(at)}
+        assert len(set(steps.values())) == len(steps)
+
+
 @pytest.mark.parametrize("paper", [find_paper(name) for name in NAMES], ids=lambda paper: paper.name)
 def test_the_table_in_the_documents_has_the_verdicts_of_the_stored_findings(paper):
     at = Place(DOCS / "results" / paper.name, Path(), None, paper.sizes["small"])

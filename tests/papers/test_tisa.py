@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from locant.experiments.workers import do_run
 from locant.papers import glue, reproduction, table_training, tisa
 from locant.papers.albert_glue import AlbertSizes, glue_gains
 from locant.papers.claim import Measured, Paper, Table
-from locant.papers.glue import Arm, GlueSizes, gains, mean_gain
+from locant.papers.glue import Arm, GlueSizes, gains, guessing, mean_gain
 from locant.papers.head_kinds import BETWEEN, GLOBAL, LOCAL, HeadCurve, head_labels, initial_heads, rarer, shares
 from locant.papers.longer_inputs import by_length
 from locant.papers.place import Place
@@ -201,10 +202,12 @@ class TestTraining:
 class TestGlue:
     def test_a_fitted_arm_starts_from_its_fit_and_keeps_its_positions(self):
         sizes = GlueSizes(("CoLA",), seeds=2, steps=3, batch=4, length=16, rate=1e-4)
-        fit, *runs = glue.steps_of(sizes, (glue.NATIVE, Arm("tisa:kernels=5"), Arm("tisa:kernels=5", fitted=True)))[:]
+        arms = (glue.NATIVE, Arm("tisa:kernels=5"), Arm("tisa:kernels=5", fitted=True))
+        guess, fit, *runs = glue.steps_of(sizes, arms)
         assert [run.name for run in runs] == [
             "glue-CoLA-native", "glue-CoLA-tisa-kernels=5", "glue-CoLA-tisa-kernels=5-fitted",
         ]  # fmt: skip
+        assert guess.name == "glue-CoLA-constant"
         assert runs[2].model.name == fit.name
         assert runs[2].schemes == ("native",)
         assert runs[1].schemes == ("tisa:kernels=5",)
@@ -230,9 +233,40 @@ class TestGlue:
             }
 
         arms = {"native": scores(0), "native+tisa:kernels=5": scores(with_table), "tisa:kernels=5": scores(alone)}
-        found = glue_gains({arm.label: arms["native"] for arm in tisa.ARMS} | arms, arms, asks("A5"))
+        encoder, both, one = {arm.label: arms["native"] for arm in tisa.ARMS} | arms, ("MRPC", "RTE"), ("RTE",)
+        found = glue_gains(encoder, arms, (both, both), asks("A5"))
         assert CLAIMS["A5"].verdict(found) == verdict
+        for learned in ((both, one), (one, both), (both, ())):
+            assert CLAIMS["A5"].verdict(glue_gains(encoder, arms, learned, asks("A5"))) == NOT_SHOWN
         assert found.parts[0].effect.mean == pytest.approx(with_table, abs=0.02)
+
+    def test_a_constant_guess(self, tmp_path):
+        tables = {
+            "CoLA": ([f"x\t{n % 3 > 0:d}\t\ta" for n in range(9)], [f"x\t{n > 0:d}\t\ta" for n in range(4)]),
+            "MRPC": (
+                ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *(f"{n > 2:d}\t1\t2\ta\tb" for n in range(9))],
+                ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *(f"{n > 0:d}\t1\t2\ta\tb" for n in range(4))],
+            ),
+            "STS-B": (
+                ["index\tsentence1\tsentence2\tscore", *(f"{n}\ta\tb\t{n % 5}" for n in range(9))],
+                ["index\tsentence1\tsentence2\tscore", *(f"{n}\ta\tb\t{n}" for n in range(4))],
+            ),
+        }
+        for task, parts in tables.items():
+            (tmp_path / "glue" / task).mkdir(parents=True)
+            for name, lines in zip(("train", "dev"), parts, strict=True):
+                (tmp_path / "glue" / task / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+        at = Place(tmp_path, tmp_path, tmp_path, None)
+        sizes = GlueSizes(tuple(tables), seeds=3, steps=1, batch=1, length=8, rate=1.0)
+        scores = {task: glue.guessing(task, sizes).run(at, lambda share: None)["score"] for task in tables}
+        assert scores == pytest.approx({"CoLA": 0.0, "MRPC": (75 + 100 * 6 / 7) / 2, "STS-B": 0.0})
+        for task in tables:
+            at.mark(guessing(task, sizes).name).parent.mkdir(exist_ok=True)
+            at.mark(guessing(task, sizes).name).write_text(json.dumps({"numbers": {"score": scores[task]}}))
+        original = {"CoLA": dict.fromkeys(range(3), 0.0), "MRPC": {0: 90, 1: 91, 2: 92}, "STS-B": {0: 9, 1: -5, 2: 7}}
+        assert glue.learned_tasks(at, sizes, original) == ("MRPC",)
+        two = replace(sizes, evaluated=2)  # the first and the third example
+        assert glue.guessing("MRPC", two).run(at, lambda share: None)["score"] == pytest.approx((50 + 200 / 3) / 2)
 
 
 class TestCounts:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from locant.experiments.statistics import Estimate
 from locant.papers import glue
 from locant.papers.claim import Cell, Measured, Part, Table
 from locant.papers.cost import Shape
@@ -90,7 +91,7 @@ def fine_tuning(sizes: AlbertSizes, task: str, scheme: str, seed: int) -> Traini
 
 def steps_of(sizes: AlbertSizes) -> list[Step]:
     """Returns the text, and for every arm its pre-training and the fine-tuning of its models on every task."""
-    found: list[Step] = [TEXT]
+    found: list[Step] = [TEXT, *(glue.guessing(task, sizes.glue) for task in sizes.glue.tasks)]
     for scheme in SCHEMES:
         found.append(pretraining(sizes, scheme))
         found += [fine_tuning(sizes, task, scheme, seed) for seed in range(sizes.seeds) for task in sizes.glue.tasks]
@@ -111,25 +112,37 @@ def scores(at: Place, sizes: AlbertSizes) -> dict[str, glue.Scores]:
     return found
 
 
-def glue_gains(encoder: Mapping[str, glue.Scores], albert: Mapping[str, glue.Scores], asks: Sequence[str]) -> Measured:
-    """Returns the gains of every arm over `native`, for scores by arm, task and seed of both models."""
+def glue_gains(
+    encoder: Mapping[str, glue.Scores], albert: Mapping[str, glue.Scores], learned: tuple[Sequence[str], Sequence[str]],
+    asks: Sequence[str],
+) -> Measured:  # fmt: skip
+    """Returns the gains of every arm over `native`, for scores by arm, task and seed of both models.
+
+    learned   the tasks of each model that count for the mean.
+    """
     both = f"{TABLE}+{TISA}"
+
+    def mean(arms: Mapping[str, glue.Scores], arm: str, tasks: Sequence[str]) -> Estimate:
+        return glue.mean_gain(glue.of_tasks(arms[arm], tasks), arms[TABLE])
+
     parts = [
-        Part(asks[0], "pretrained encoder", glue.mean_gain(encoder[both], encoder[TABLE])),
-        Part(asks[1], "ALBERT shape", glue.mean_gain(albert[both], albert[TABLE])),
-        Part(asks[2], "ALBERT shape", glue.mean_gain(albert[TISA], albert[TABLE])),
+        Part(asks[0], "pretrained encoder", mean(encoder, both, learned[0])),
+        Part(asks[1], "ALBERT shape", mean(albert, both, learned[1])),
+        Part(asks[2], "ALBERT shape", mean(albert, TISA, learned[1])),
+        glue.learned_part(asks[3], learned[0]),
+        glue.learned_part(asks[4], learned[1]),
     ]
     gains: list[tuple[Cell, ...]] = []
     scores: list[tuple[Cell, ...]] = []
-    for model, arms in (("pretrained encoder", encoder), ("ALBERT shape", albert)):
+    for model, arms, tasks in (("pretrained encoder", encoder, learned[0]), ("ALBERT shape", albert, learned[1])):
         for arm, found in arms.items():
             scores += [(model, arm, task, seed, score) for task in found for seed, score in found[task].items()]
             if arm != TABLE:
-                per_task = {**glue.gains(found, arms[TABLE]), "mean": glue.mean_gain(found, arms[TABLE])}
+                per_task = {**glue.gains(found, arms[TABLE]), "mean": mean(arms, arm, tasks)}
                 gains += [(model, arm, task, at.mean, at.low, at.high, at.count) for task, at in per_task.items()]
     tables = {
         "gains": Table(("model", "arm", "task", "gain", "low", "high", "seeds"), gains),
         "scores": Table(("model", "arm", "task", "seed", "score"), scores),
     }
-    sentences = [f"{part.name}, {part.asks.partition(': ')[2]}: {part.effect.mean:+.2f} points." for part in parts]
+    sentences = [f"{part.name}, {part.asks.partition(': ')[2]}: {part.effect.mean:+.2f} points." for part in parts[:3]]
     return Measured(parts, tables, sentences)

@@ -35,7 +35,8 @@ class Sizes:
     SQuAD      A run of 70 steps takes 70 · 2.3 s, and its test of 150 questions at four lengths 45 s: 206 s. The
                original and 10 warm arms with 4 seeds are 22 rounds of two runs, 7 cold arms with 3 seeds 11 rounds:
                6,800 s.
-    GLUE       A seed costs 340 s: 4 methods with 4 seeds, and the original with 6, which another paper shares: 3,740 s.
+    GLUE       A seed costs 270 s of one core: 4 methods with 4 seeds, and the original with 5, which another paper shares:
+               2,800 s.
     adapting   Fit 45 s, agreement in four states 30 s, 5 s a step: 12 arms and seeds of 30 steps and 4 of
                90 take 4,800 s on one core, about 3,700 s on two. With fewer steps an adaptation is worse than its fit.
     retrieval  60 meetings of 4,096 tokens and their queries, 110 to 130 s a model on one core: 15 models take about

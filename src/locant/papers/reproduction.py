@@ -261,9 +261,14 @@ def _read(path: Path) -> Finding:
 
 
 def is_done(step: Step, at: Place) -> bool:
-    """Whether a step has been completed."""
+    """Whether a step has been completed; ValueError if it was completed with other settings."""
     mark = at.mark(step.name)
-    return mark.exists() and bool(files.read_json(mark).get("done"))
+    found = files.read_json(mark) if mark.exists() else {}
+    if not found.get("done"):
+        return False
+    if found.get("digest", step.digest) != step.digest:  # marks of before have none
+        raise ValueError(f"{mark} was made with other settings than those of today; delete it, or name a new folder")
+    return True
 
 
 def _do(step: Step, at: Place, progress: Callable[[float], None]) -> None:
@@ -280,5 +285,6 @@ def _do(step: Step, at: Place, progress: Callable[[float], None]) -> None:
     finally:
         if not before["done"]:
             seconds = float(before["seconds"]) + time.monotonic() - start
-            after: dict[str, Any] = {"done": numbers is not None, "seconds": seconds, "numbers": numbers}
+            after: dict[str, Any] = {"done": numbers is not None, "digest": step.digest, "seconds": seconds,
+                                     "numbers": numbers}  # fmt: skip
             files.write(mark, json.dumps(after, ensure_ascii=False) + "\n")
