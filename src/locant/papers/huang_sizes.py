@@ -30,12 +30,11 @@ SINES = "sinusoidal:amplitude=0.035"
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the experiments. `small` takes about four hours on two cores, by this arithmetic (seconds of two cores):
+    """Sizes of the experiments. `small` takes about five hours on two cores, by this arithmetic (seconds of two cores):
 
-    SQuAD      A run of 70 steps takes 70 · 2.3 s, and its test of 150 questions at four lengths 45 s: 206 s. The
-               original and 10 warm arms with 4 seeds are 22 rounds of two runs, 7 cold arms with 3 seeds 11 rounds:
-               6,800 s.
-    GLUE       A seed costs 270 s of one core: 4 methods with 4 seeds, and the original with 5, which another paper shares:
+    SQuAD      A run of 300 steps takes 300 · 0.9 s of one core, and its test of 300 questions at four lengths about 80 s.
+               The original and 10 warm arms with 4 seeds are 44 runs, 7 cold arms with 3 seeds are 21: 11,400 s.
+    GLUE       A seed costs 270 s of one core: 4 methods with 4 seeds, and the original with 5, which A5 shares:
                2,800 s.
     adapting   Fit 45 s, agreement in four states 30 s, 5 s a step: 12 arms and seeds of 30 steps and 4 of
                90 take 4,800 s on one core, about 3,700 s on two. With fewer steps an adaptation is worse than its fit.
@@ -84,8 +83,8 @@ SIZES = {
         adapted_seeds=2, meetings=12, chunks=4,
     ),
     "small": Sizes(
-        squad=SquadSizes(seeds=4, cold_seeds=3, steps=70, batch=16, rate=2e-4, length=128, longest=4, also=384,
-                         questions=150),
+        squad=SquadSizes(seeds=4, cold_seeds=3, steps=300, batch=16, rate=4e-4, length=128, longest=4, also=384,
+                         questions=300),
         glue=glue.GLUE_SIZES["small"], glue_seeds=4, arms=ALL, clip=64, clips=(8, 128), budget=30, longer=(90,),
         adapted_seeds=3, meetings=60, chunks=16,
     ),
