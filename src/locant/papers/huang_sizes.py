@@ -32,8 +32,8 @@ SINES = "sinusoidal:amplitude=0.035"
 class Sizes:
     """Sizes of the experiments. `small` takes about five hours on two cores, by this arithmetic (seconds of two cores):
 
-    SQuAD      A run of 300 steps takes 300 · 0.9 s of one core, its test of 300 questions at four lengths about 80 s. The
-               original and 10 warm arms with 4 seeds are 44 runs, 7 cold arms with 3 seeds are 21: 11,400 s.
+    SQuAD      A run of 300 steps takes 300 · 0.9 s of one core, its test of 300 questions at four lengths about 80 s.
+               The original and 10 warm arms with 4 seeds are 44 runs, 7 cold arms with 3 seeds are 21: 11,400 s.
     GLUE       A seed costs 270 s of one core: 4 methods with 4 seeds, and the original with 5, which A5 shares:
                2,800 s.
     adapting   Fit 45 s, agreement in four states 30 s, 5 s a step: 12 arms and seeds of 30 steps and 4 of
