@@ -17,11 +17,14 @@ from pathlib import Path
 
 import torch
 
+from locant.runs.float32_products import fast_products
+
 GPU = 312e12 * 0.3
 """Operations per second of one A100 in bfloat16 at 30 % of its peak, for the estimate of the preset `paper`."""
 EFFICIENCY = 0.5
 """Share of the speed of a matrix product that the training of a small model reaches on a CPU. Measured with batches of
-1,000 to 2,000 tokens: 0.38 (3 layers of 96), 0.42 (4 of 128), 0.6 (4 of 256), 0.76 (6 of 384)."""
+1,000 to 2,000 tokens: 0.38 (3 layers of 96), 0.42 (4 of 128), 0.6 (4 of 256), 0.76 (6 of 384); with oneDNN 0.49 (4 of
+192), 0.58 (6 of 384)."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def shape_of(folder: Path) -> Shape:
 
 
 @cache
+@fast_products()
 def machine_speed() -> float:
     """Returns the operations per second of one core in training, from a matrix product of 0.2 s."""
     if torch.cuda.is_available():
