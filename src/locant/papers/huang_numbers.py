@@ -200,10 +200,15 @@ def kept_of_original(rows: Sequence[Kept], budget: int, asks: Mapping[str, tuple
         ("method", "steps", "seed", "test", "score", "original", "share"),
         [(WORDS[x.method], x.budget, x.seed, x.test, x.score, x.original, _cell(x.share)) for x in rows],
     )
+    kept = {
+        (test, steps): [
+            f"{WORDS[x.method]} {x.share:.1%}" for x in rows if (x.test, x.budget, x.seed) == (test, steps, 0)
+        ]
+        for test in asks
+        for steps in dict.fromkeys((0, budget))
+    }
     sentences = [
-        f"{WORDS[x.method]} keeps {x.share:.1%} of {x.test} after {x.budget} steps."
-        for x in rows
-        if x.seed == 0 and x.budget in (0, budget)
+        f"Kept of {test} after {steps} steps, seed 0: {', '.join(each)}." for (test, steps), each in kept.items()
     ]
     return Measured(parts, {"kept": table}, sentences)
 
