@@ -11,9 +11,7 @@ Functions import what loads transformers: it takes seconds, and the command must
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ from locant.experiments.results import RunResult, outcomes
 from locant.experiments.tasks import find_task
 from locant.experiments.work import Run
 from locant.papers.cost import Shape, shape_of
+from locant.papers.digest import digest_of
 from locant.papers.place import MODELS, TEXTS, Place
 from locant.runs import files, run_folder, text_source
 from locant.runs.budget import Budget
@@ -102,8 +101,7 @@ class Step(ABC):
     @property
     def digest(self) -> str:
         """A digest of its fields. Numbers of a step with other ones, such as fewer training steps, are not its own."""
-        text = json.dumps(_described(self), ensure_ascii=False, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest_of(self)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -113,18 +111,6 @@ class Step(ABC):
     def is_there(self, at: Place) -> bool:
         """Whether what later steps read of this one has not been deleted."""
         return True
-
-
-def _described(thing: Any) -> Any:
-    """A value for JSON from the fields of a step; a function by its name."""
-    if dataclasses.is_dataclass(thing):
-        fields = {field.name: _described(getattr(thing, field.name)) for field in dataclasses.fields(thing)}
-        return {type(thing).__name__: fields}
-    if isinstance(thing, (tuple, list)):
-        return [_described(each) for each in thing]
-    if thing is None or isinstance(thing, (str, int, float)):
-        return thing
-    return getattr(thing, "__qualname__", type(thing).__qualname__)
 
 
 def _inputs(thing: Any) -> Iterator[Input]:
