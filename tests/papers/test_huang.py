@@ -351,7 +351,7 @@ def data(tmp_path):
         lines = [label.format(n % 2, one, sentences[n - 1]) for n, one in enumerate(sentences)]
         for part in ("train", "dev"):
             (here / "glue" / task / f"{part}.tsv").write_text("\n".join([head, *lines]))
-    for task in ("CoLA", "RTE"):
+    for task in ("CoLA", "SST-2", "RTE"):
         (here / "glue" / task).mkdir()
         for part in ("train", "dev"):
             (here / "glue" / task / f"{part}.tsv").write_text("not read\n")
@@ -374,19 +374,20 @@ def test_all_claims_run_once(tmp_path, data, monkeypatch):
         reproduction.check_data(paper.claims, at.size, data)
         return at, list(reproduction.run(paper.claims, at, on_step=note))
 
-    at, found = once()
-    assert {each.id: each.problem for each in found} == dict.fromkeys(PAPER, "")
+    at, findings = once()
+    found = {each.id: each for each in findings}  # C6 has no steps and comes first
+    assert {each.id: each.problem for each in findings} == dict.fromkeys(PAPER, "")
     assert len(done) == len(set(done)) == len(reproduction.plan(paper.claims, at).steps)
-    assert found[5].verdict == CONFIRMED  # C6 needs no data
-    assert found[0].verdict == found[4].verdict == NOT_SHOWN  # two seeds are too few
-    by_length = found[1].found.tables["lengths"]
+    assert found["C6"].verdict == CONFIRMED  # C6 needs no data
+    assert found["C1"].verdict == found["C5"].verdict == NOT_SHOWN  # two seeds are too few
+    by_length = found["C2"].found.tables["lengths"]
     assert by_length.where(arm="method 4").column("length") == [16, 32, 48, 64]
-    parameters = found[2].found.tables["clips"]
+    parameters = found["C3"].found.tables["clips"]
     head_dim = 8
     assert parameters.where(clip=4).column("parameters") == [9 * head_dim + 2 * 16]  # and the two vectors of `first`
     assert parameters.where(tables="own").column("parameters") == [2 * 25 * head_dim + 2 * 16]
-    assert {row[3] for row in found[4].found.tables["kept"].rows} == {"STS-B", "retrieval"}
-    for each in found:
+    assert {row[3] for row in found["C5"].found.tables["kept"].rows} == {"STS-B", "retrieval"}
+    for each in findings:
         drawn = FIGURES[each.id](each.found)
         assert drawn
         assert all(isinstance(figure, Lines | Heat | Grid | Intervals | Small) for figure in drawn)
@@ -396,6 +397,6 @@ def test_all_claims_run_once(tmp_path, data, monkeypatch):
     done.clear()
     _, again = once()
     assert done == []
-    assert [each.verdict for each in again] == [each.verdict for each in found]
+    assert [(each.id, each.verdict) for each in again] == [(id, found[id].verdict) for id in PAPER]
     stored = reproduction.findings(paper, at)
-    assert [stored[name].verdict for name in PAPER] == [each.verdict for each in found]
+    assert {name: stored[name].verdict for name in PAPER} == {name: found[name].verdict for name in PAPER}
