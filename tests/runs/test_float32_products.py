@@ -77,6 +77,18 @@ def test_a_setting_of_the_caller_stays(taken):
         torch.set_float32_matmul_precision("highest")
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="needs a PyTorch with settings per library")
+def test_a_setting_of_one_library_stays(taken):
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        with fast_products():
+            assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+    assert setting() == "highest"
+
+
 def test_it_is_taken_if_nothing_is_rounded(amd, monkeypatch):
     monkeypatch.setattr(float32_products, "_rounds", lambda *sizes: False)
     assert takes_onednn()

@@ -30,7 +30,7 @@ def fast_products() -> Iterator[None]:
     """
     global _inside
     with _lock:
-        taken = _inside > 0 or (torch.get_float32_matmul_precision() == "highest" and takes_onednn())
+        taken = _inside > 0 or (_unchanged() and takes_onednn())
         if taken:
             _inside += 1
             torch.set_float32_matmul_precision("medium")
@@ -58,6 +58,14 @@ def takes_onednn() -> bool:
         return not any(_rounds(*sizes) for sizes in TEST_SIZES)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _unchanged() -> bool:
+    """Whether the caller has left the precision of products as it is."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # the caller has set the precision of one library
+        return False
 
 
 def _processor() -> str:
