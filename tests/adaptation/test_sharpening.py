@@ -168,6 +168,7 @@ def test_a_map_that_does_not_help_is_named():
     [
         ({"documents": ["w1"] * 5}, "0 of 5 documents have more than one piece of 12 tokens"),
         ({"documents": [TEXTS[0], "w1"]}, "1 of 2 documents have more than one piece"),
+        ({"documents": [" " * 50 + "w1"] * 9, "most": 3}, "0 of 3 documents have more than one piece"),
         ({"shrink": 0}, "shrink must be from 1e-06 to 1, got 0"),
         ({"shrink": 1.5}, "got 1.5"),
         ({"most": 1}, "most must be at least 2, got 1"),

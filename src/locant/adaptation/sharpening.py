@@ -155,7 +155,7 @@ def sharpen(
 
     If it fails or is interrupted, the encoder is as it was.
     """
-    encoder = _opened(model)
+    encoder = opened(model)
     with torch.inference_mode(False), torch.autocast(encoder.device.type, enabled=False):
         reader, size, rows = prepared(encoder, documents, piece=piece, length=length, most=most, shrink=shrink)
         with nullcontext() if out is None else new_folder(Path(out)) as folder:
@@ -197,8 +197,9 @@ def prepared(
     chosen = [long[at * len(long) // most] for at in range(most)] if len(long) > most else long
     rows = [pieces for pieces in (reader.pieces(reader.tokens(text), size) for text in chosen) if len(pieces) > 1]
     if len(rows) < 2:
+        looked_at = len(texts) - len(long) + len(chosen)
         raise ValueError(
-            f"{len(rows)} of {len(texts)} documents have more than one piece of {size:,} tokens, and at least 2 "
+            f"{len(rows)} of {looked_at} documents have more than one piece of {size:,} tokens, and at least 2 "
             f"must; pass longer or more documents, a smaller piece, or a larger length (it is {length:,})"
         )
     _check_vectors(encoder, reader, chosen[0][:PROBE])
@@ -321,8 +322,8 @@ def _read(
     return found
 
 
-def _opened(model: SentenceTransformer | str | Path) -> SentenceTransformer:
-    """The encoder."""
+def opened(model: SentenceTransformer | str | Path) -> SentenceTransformer:
+    """Returns the encoder; OSError with its name if it cannot be opened."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as missing:

@@ -40,8 +40,9 @@ def sharpen(
     check_writable(out)
     tasks = [_task(each) for each in evaluate or []]
     texts = read_documents(documents)
-    encoder = SentenceTransformer(model)
-    sharpening.prepared(encoder, texts, piece=piece, length=length, most=most, shrink=shrink)  # before any reading
+    encoder = sharpening.opened(model)
+    if tasks:  # they read before sharpen() checks its arguments
+        sharpening.prepared(encoder, texts, piece=piece, length=length, most=most, shrink=shrink)
     for task in tasks:
         task.read(encoder, length, piece)
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(),

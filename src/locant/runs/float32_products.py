@@ -1,7 +1,7 @@
 """Takes oneDNN instead of MKL for float32 matrix products on AMD.
 
 PyTorch takes MKL, which is slow on processors of AMD; oneDNN, which PyTorch has too, is about twice as fast there
-(bench/products.py). The precision "medium" selects oneDNN. It also permits rounding to bfloat16, so it is set only on
+(docs/log.md). The precision "medium" selects oneDNN. It also permits rounding to bfloat16, so it is set only on
 AMD, only without CUDA, where it has another meaning, and only if test products are exact.
 """
 
